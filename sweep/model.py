@@ -1,0 +1,287 @@
+"""The types that cross seams: frozen, without I/O, and all of them survive a trip through JSON.
+
+The coordinator (Optuna, files, progress) and the worker (server, load, measurement) know each other only through these.
+Units are part of a name: `_s _bytes _tokens _rps _tps _frac`. A measurement that is missing is None, never 0 or NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+# What a vLLM flag can be set to. Keys of a `Flags` are vLLM's long names with dashes and without the leading `--`;
+# False means that the flag is switched off (`--no-…`), an absent key that vLLM's own default holds.
+FlagValue: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
+Flags: TypeAlias = dict[str, FlagValue]
+
+State: TypeAlias = Literal["complete", "infeasible", "skipped", "pruned", "invalid", "failed", "interrupted"]
+Source: TypeAlias = Literal["baseline", "search", "repeat", "confirm", "live"]
+Treatment: TypeAlias = Literal["prune", "retry", "fail_trial", "abort_sweep", "ignore"]
+Phase: TypeAlias = Literal["start", "load", "stop"]
+
+# A failure's kind. The list is a contract; the rules that find a kind in a log stand in serve/failures.py.
+FailureKind: TypeAlias = Literal[
+    "oom_weights",
+    "oom_activation_profile",
+    "oom_kv_cache_none",
+    "oom_kv_cache_too_small",
+    "oom_free_memory_lt_requested",
+    "oom_cudagraph_capture",
+    "oom_sampler_warmup",
+    "oom_runtime",
+    "host_oom_killed",
+    "invalid_argument",
+    "unsupported_feature",
+    "version_mismatch",
+    "model_not_found",
+    "auth_gated_model",
+    "trust_remote_code_needed",
+    "port_in_use",
+    "gpu_busy_other_process",
+    "nccl_or_distributed",
+    "hang_timeout",
+    "engine_dead",
+    "client_404_model_name",
+    "client_401",
+    "client_timeout",
+    "healthy",
+    "other",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why something went wrong, in the words that a person and the search both need."""
+
+    kind: FailureKind
+    treatment: Treatment
+    evidence: str  # the decisive line of the log, or what was seen instead of one
+    advice: str  # what to change, in plain words
+    phase: Phase = "start"
+    bounds: dict[str, float] | None = None  # numbers that the message names, with units in their keys
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dist:
+    """A distribution of `n` values, in seconds. Percentiles are Hyndman–Fan type 7, as numpy's default."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request as the load client saw it. All stamps are `perf_counter_ns`; everything else is derived from them.
+
+    chunks: (received at, number of tokens), one for each event that carried at least one token, in order of arrival.
+    status: "ok", or the class of what went wrong: connect, http_<code>, inband_error, truncated, timeout_ttft,
+    timeout_stall, length_mismatch, empty, cancelled (cut off by the end of the run; neither a success nor a failure).
+    """
+
+    request_id: str
+    counted: bool  # False: warm-up, or load that is kept up while the counted requests end
+    t_sched_ns: int | None  # when the open loop's schedule wanted it sent; None in a closed loop
+    t_start_ns: int  # when the client took it up: its slot was free, or its time had come
+    t_send_ns: int | None  # first byte written, on a connection already made
+    t_headers_ns: int | None
+    t_end_ns: int
+    chunks: tuple[tuple[int, int], ...]
+    prompt_tokens: int
+    prefix_group: int | None  # which shared prefix it begins with
+    requested_tokens: int
+    output_tokens: int
+    status: str
+    finish_reason: str | None = None
+    error: str | None = None  # the server's own words, shortened; never prompt or answer text
+    token_count: Literal["exact", "usage", "approx"] = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """The load of one level: every request of it, and the steady window in which it was measured."""
+
+    level: str
+    records: tuple[RequestRecord, ...]
+    start_ns: int
+    window_start_ns: int  # the warm-up ended here, without a drain
+    window_end_ns: int  # the load was still on
+    end_ns: int
+    steady: bool
+    stamp_source: Literal["kernel", "protocol", "wakeup"]
+    cpu_s: float  # process time that the client used from start to end
+    prefix_tokens: int = 0  # length of a shared prefix
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    """What the server's own /metrics say of one window: differences of counters, means of histograms, peaks of gauges."""
+
+    queue_s: float | None = None  # mean per request that finished in the window
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    ttft_s: float | None = None
+    e2e_s: float | None = None
+    preemptions: int | None = None
+    prefix_queries_tokens: int | None = None
+    prefix_hits_tokens: int | None = None
+    kv_usage_peak_frac: float | None = None
+    running_peak: float | None = None
+    waiting_peak: float | None = None
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LevelStats:
+    """One load level measured on one launch. Latencies are of the counted requests that succeeded, in seconds."""
+
+    level: str  # "c=64" for a fixed concurrency, "r=8" for requests a second
+    completed: int
+    failed: int
+    errors: dict[str, int]  # error class -> count
+    window_s: float  # the steady window that rates are of
+    warmup_s: float
+    warmup_requests: int
+    steady: bool  # False: the warm-up's limit came before the throughput was steady
+    ttft_s: Dist | None
+    ttft_sched_s: Dist | None  # from the scheduled time; None in a closed loop
+    tpot_s: Dist | None
+    itl_s: Dist | None
+    e2e_s: Dist | None
+    output_tps: float | None
+    total_tps: float | None
+    request_rps: float | None
+    goodput_rps: float | None  # None when no SLO is set
+    slo_attainment_frac: float | None
+    prompt_tokens: int
+    output_tokens: int
+    prefix_offered_frac: float | None  # the share of prompt tokens that an ideal prefix cache could have served
+    client: ClientStats | None = None
+    server: ServerStats | None = None
+    valid: bool = True
+    reasons: tuple[str, ...] = ()  # why not valid, or what to be careful about
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """The load client's own cost and punctuality."""
+
+    cpu_us_per_event: float | None
+    send_lag_p99_s: float | None  # sent after it was due (open loop) or after its slot was free (closed loop)
+    stamp_source: Literal["kernel", "protocol", "wakeup"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What the start-up log and the running server say of a launch."""
+
+    vllm_version: str | None = None
+    kv_cache_tokens: int | None = None
+    max_concurrency: float | None = None
+    max_model_len: int | None = None
+    available_kv_bytes: int | None = None
+    cache_config: dict[str, str] = field(default_factory=dict)  # the labels of vllm:cache_config_info
+    devices: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Where a trial's time went."""
+
+    launch_s: float | None = None
+    warmup_s: float | None = None
+    load_s: float | None = None
+    stop_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything that needs a new server: what is started, with which flags, in which folder.
+
+    flags: all flags of serve.yaml, the fixed and the swept ones together. trial_dir: absolute.
+    """
+
+    model: str
+    revision: str | None
+    command: tuple[str, ...]
+    env: dict[str, str]
+    flags: Flags
+    swept: tuple[str, ...]  # names whose value the search chose; a fixed flag at fault stops the sweep
+    trial_dir: str
+    start_timeout_s: float
+    stall_timeout_s: float
+    stop_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One trial, as the worker gets it on its stdin: one launch, and what is measured on it.
+
+    load, measure and slo are the JSON forms of the sections of those names; the packages that own them parse them.
+    seed: of the trial's prompt contents (fresh in every trial); workload_seed: of lengths and arrivals (shared by all).
+    """
+
+    study: str
+    trial: int
+    launch: Launch
+    load: dict[str, Any]
+    measure: dict[str, Any]
+    slo: dict[str, float]  # "ttft_p99" -> limit in seconds
+    seed: int
+    workload_seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the worker found out about a job, good or bad; it knows nothing of objectives."""
+
+    state: State
+    levels: tuple[LevelStats, ...] = ()
+    failure: Failure | None = None
+    server: ServerFacts = field(default_factory=ServerFacts)
+    times: PhaseTimes = field(default_factory=PhaseTimes)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished trial, as `outcome.json` keeps it for ever. The study database and all reports are derived from these.
+
+    flags: the swept flags as this trial set them, and whatever else the baseline or an enqueued entry set.
+    """
+
+    trial: int
+    source: Source
+    flags: Flags
+    measured: Measured
+    started_at: str  # wall clock, ISO 8601 with offset; for people only
+    label: str | None = None  # "baseline", "enqueued 1", "baseline, replaced": how the trial came to be
+    attempt: int = 1
+
+    @property
+    def state(self) -> State:
+        return self.measured.state
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An outcome seen through the objective: which level its figures are of, what it is worth, which SLO it missed.
+
+    value: in the objective's own unit, None where nothing could be measured. miss: SLO name -> measured / limit, of the
+    misses only; the nearest miss is the trial whose largest ratio is smallest.
+    """
+
+    level: LevelStats | None
+    value: float | None
+    slo_met: bool | None
+    miss: dict[str, float] = field(default_factory=dict)
+    note: str | None = None  # an SLO that too few requests can judge, and the like
+
+    @property
+    def eligible(self) -> bool:
+        """Can this trial be the best one?"""
+        return self.value is not None and self.slo_met is not False
