@@ -165,6 +165,7 @@ class LevelStats:
     server: ServerStats | None = None
     valid: bool = True
     reasons: tuple[str, ...] = ()  # why not valid, or what to be careful about
+    e2e_sched_s: Dist | None = None  # from the scheduled time; None in a closed loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,3 +286,28 @@ class Verdict:
     def eligible(self) -> bool:
         """Can this trial be the best one?"""
         return self.value is not None and self.slo_met is not False
+
+
+EventKind: TypeAlias = Literal["plan", "trial_started", "phase", "trial_finished", "note", "study_finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that people who watch a study want to know. A kind uses the fields it needs, the others stay empty.
+
+    plan, note, study_finished: text. trial_started: trial, total, flags, text (a label).
+    phase: trial, text ("loading c=64"). trial_finished: trial, total, outcome, verdict, unit, gain_frac, best.
+    Every kind may carry eta_s.
+    """
+
+    kind: EventKind
+    trial: int | None = None
+    total: int | None = None  # trials planned, skipped ones included as they come; None when only time limits the study
+    text: str = ""
+    flags: Flags = field(default_factory=dict)
+    outcome: Outcome | None = None
+    verdict: Verdict | None = None
+    unit: str = ""  # of verdict.value
+    gain_frac: float | None = None  # over the baseline; positive is better, whatever the direction
+    best: bool = False  # the best trial so far
+    eta_s: float | None = None

@@ -1,0 +1,230 @@
+"""summary.md, and the words with which a sweep ends in the terminal: the same text serves both."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from sweep.files import write_atomic
+from sweep.model import FailureKind, Flags, Outcome, State
+from sweep.report.export import FILE_NAME
+from sweep.report.figures import compare
+from sweep.report.limits import limits
+from sweep.report.view import StudyView
+from sweep.text import FAILURE_WORDS, flag_value, printable, shortened
+
+CAUTION = (
+    "A quick check, not proof: each of the two was measured once, "
+    "and launches of one and the same configuration differ by several per cent."
+)
+_SMALL_GAIN_FRAC = 0.03
+_TAG_START = re.compile(r"<(?=[A-Za-z/!?])")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """All trials that failed alike."""
+
+    kind: FailureKind
+    trials: tuple[int, ...]
+    advice: str
+    evidence: str  # of the first of them
+
+
+def headline(view: StudyView) -> str:
+    """Say the result in one or two sentences."""
+    if view.best is not None and view.best == view.baseline:
+        return f"No gain found: the baseline is the best configuration, {view.objective} {view.result(view.best)}."
+    if view.best is not None:
+        return f"The best is {view.title(view.best)}: {view.objective} {view.result(view.best)}.{_small(view)}"
+    if view.nearest_miss is not None:
+        closest = [f"No trial met the SLOs. {view.title(view.nearest_miss).capitalize()} comes closest"]
+        return "; ".join([*closest, *view.misses(view.nearest_miss)]) + "."
+    if view.outcomes:
+        return "No trial gave a result. See what failed, and the logs in its trial's folder."
+    return "No trial has finished."
+
+
+def summary_text(view: StudyView) -> str:
+    """Return the study's summary as Markdown that reads well in a terminal too."""
+    sections = [
+        f"# {printable(view.name)}",
+        "" if view.complete else "**Unfinished:** the study was stopped early or is still running.",
+        headline(view),
+        _facts(view),
+        _comparison(view),
+        _limits(view),
+        _failures(view),
+        _list("Notes", view.notes),
+        _files(view),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def write_summary(view: StudyView, path: Path) -> None:
+    write_atomic(path, summary_text(view).encode("utf-8", "backslashreplace"))
+
+
+def closing(view: StudyView) -> str:
+    """Return what a run prints at its end: the result, the configuration beside the baseline, and the files."""
+    lines = [f"{printable(view.name)}: {headline(view)}"]
+    if view.shown is not None:
+        rows = [*flag_rows(view, view.shown), *_figure_rows(view, view.shown, brief=True)]
+        lines += ["", *_aligned([("", "baseline", f"trial {view.shown}", "change"), *rows])]
+    if _is_comparison(view):
+        lines += ["", CAUTION]
+    lines += ["", *(f"{path}  {what}" for path, what in _aligned_paths(view))]
+    if view.shown is not None:
+        lines += ["", f"vllm serve --config {printable(view.folder)}/{FILE_NAME}"]
+    return "\n".join(lines) + "\n"
+
+
+def flag_rows(view: StudyView, trial: int) -> list[tuple[str, str, str, str]]:
+    """Put the trial's flags beside the baseline's; a flag that is not set has vLLM's default."""
+    base, outcome = view.outcome(view.baseline), view.outcome(trial)
+    columns = [found.flags if found else {} for found in (base, outcome)]
+    names = dict.fromkeys([*view.swept, *columns[0], *columns[1]])
+    return [(printable(name), _flag_cell(columns[0], name), _flag_cell(columns[1], name), "") for name in names]
+
+
+def failure_groups(view: StudyView) -> list[FailureGroup]:
+    """Group the trials that failed by kind, the most frequent kind first."""
+    by_kind: dict[FailureKind, list[Outcome]] = {}
+    for outcome in view.outcomes:
+        if outcome.measured.failure:
+            by_kind.setdefault(outcome.measured.failure.kind, []).append(outcome)
+    groups = [_group(kind, outcomes) for kind, outcomes in by_kind.items()]
+    return sorted(groups, key=lambda group: -len(group.trials))
+
+
+def state_counts(view: StudyView) -> str:
+    """Write how many trials ended how: "12 trials: 8 complete, 3 infeasible, 1 failed"."""
+    counts = Counter(outcome.state for outcome in view.outcomes)
+    parts = [f"{counts[state]} {state}" for state in get_args(State) if counts[state]]
+    return f"{len(view.outcomes)} trials: {', '.join(parts)}" if parts else "no trials"
+
+
+def limit_lines(view: StudyView) -> list[str]:
+    """Explain what limited the trial shown, and the baseline when it is another one."""
+    lines = []
+    for trial in dict.fromkeys((view.shown, view.baseline)):
+        outcome, level = view.outcome(trial), view.level(trial)
+        if outcome and level:
+            found = [*limits(level, outcome.flags), *level.reasons]
+            lines += [f"{view.title(outcome.trial).capitalize()}, {level.level}: {printable(text)}" for text in found]
+    return lines
+
+
+def _group(kind: FailureKind, outcomes: Sequence[Outcome]) -> FailureGroup:
+    failures = [outcome.measured.failure for outcome in outcomes if outcome.measured.failure]
+    advice = Counter(failure.advice for failure in failures).most_common(1)[0][0]
+    return FailureGroup(kind, tuple(outcome.trial for outcome in outcomes), advice, failures[0].evidence)
+
+
+def _small(view: StudyView) -> str:
+    gain = view.gain_frac(view.best)
+    if gain is None or abs(gain) >= _SMALL_GAIN_FRAC:
+        return ""
+    return " Two launches of one configuration can differ by as much."
+
+
+def _is_comparison(view: StudyView) -> bool:
+    return view.shown is not None and view.shown != view.baseline and view.gain_frac(view.shown) is not None
+
+
+def _flag_cell(flags: Flags, name: str) -> str:
+    return printable(flag_value(flags[name])) if name in flags else "default"
+
+
+def _figure_rows(view: StudyView, trial: int, *, brief: bool = False) -> list[tuple[str, str, str, str]]:
+    return [(row.label, row.baseline, row.shown, row.change) for row in compare(view, trial, brief=brief)]
+
+
+def _facts(view: StudyView) -> str:
+    facts = {
+        "Model": f"{view.model}, revision {view.revision or 'not pinned'}",
+        "Device": f"{view.device}, vLLM {view.vllm_version or 'version unknown'}",
+        "Workload": view.workload,
+        "Objective": f"{view.direction} {view.objective}",
+        "SLOs": view.slo_words or "none",
+        "Trials": state_counts(view),
+        "Time": f"{view.started_at} to {view.ended_at or 'now'}",
+    }
+    return "\n".join(f"- {name}: {_plain(value)}" for name, value in facts.items())
+
+
+def _comparison(view: StudyView) -> str:
+    if view.shown is None:
+        return ""
+    rows = [*flag_rows(view, view.shown), *_figure_rows(view, view.shown)]
+    table = _table(("", "baseline", f"trial {view.shown}", "change"), rows)
+    word = "Best" if view.best is not None else "Nearest miss"
+    caution = f"\n\n{CAUTION}" if _is_comparison(view) else ""
+    return f"## {word} beside the baseline\n\n{table}{caution}"
+
+
+def _limits(view: StudyView) -> str:
+    return _list("What limited the server", limit_lines(view))
+
+
+def _failures(view: StudyView) -> str:
+    groups = failure_groups(view)
+    if not groups:
+        return ""
+    rows = [
+        (FAILURE_WORDS[group.kind], " ".join(map(str, group.trials)), shortened(printable(group.advice), 200))
+        for group in groups
+    ]
+    first = [f"- trial {group.trials[0]}: {_code(shortened(printable(group.evidence), 200))}" for group in groups]
+    return f"## What failed\n\n{_table(('failure', 'trials', 'advice'), rows)}\n\n" + "\n".join(first)
+
+
+def _list(title: str, items: Sequence[str]) -> str:
+    return f"## {title}\n\n" + "\n".join(f"- {_plain(item)}" for item in items) if items else ""
+
+
+def _files(view: StudyView) -> str:
+    return "## Files\n\n" + "\n".join(f"- {_code(path.rstrip())} {what}" for path, what in _paths(view))
+
+
+def _paths(view: StudyView) -> list[tuple[str, str]]:
+    folder = printable(view.folder)
+    best = [(f"{folder}/{FILE_NAME}", "the configuration, for `vllm serve --config`")] if view.shown is not None else []
+    return [
+        *best,
+        (f"{folder}/report.html", "plots and all trials, in one file"),
+        (f"{folder}/trials.csv", "one row a trial; levels.csv has one row a load level"),
+        (f"{folder}/trials/", "each trial's flags, log and measurements"),
+    ]
+
+
+def _aligned_paths(view: StudyView) -> list[tuple[str, str]]:
+    paths = _paths(view)
+    width = max(len(path) for path, _ in paths)
+    return [(path.ljust(width), what.replace("`", "")) for path, what in paths]
+
+
+def _plain(text: str) -> str:
+    """Keep a foreign text from being read as the HTML that Markdown allows."""
+    return _TAG_START.sub("&lt;", printable(text))
+
+
+def _code(text: str) -> str:
+    return f"`{text.replace('`', chr(39))}`"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
+    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)

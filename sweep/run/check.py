@@ -1,0 +1,58 @@
+"""`check`: what a sweep would do, and whether vLLM would take its flags, before a night is spent on it."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from pathlib import Path
+from typing import Any
+
+from sweep.config import SweepConfig
+from sweep.errors import EnvironmentFault
+from sweep.run.loop import first_guess_s
+from sweep.run.night import plan_text
+from sweep.run.preflight import config_file, preflight
+from sweep.serve.kind import argv
+
+
+def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
+    """Check a space and return the plan. Raises ConfigError or EnvironmentFault for what would stop the sweep."""
+    checked = asyncio.run(preflight(config)) if ask_vllm else None
+    folder = Path("results") / config.run.name / "trials" / "0000"
+    launch = config.serve.launch(config.baseline, swept=tuple(config.search.params), trial_dir=folder)
+    try:
+        command = shlex.join(argv(launch, port=8000))
+    except EnvironmentFault as fault:
+        command = f"not known: {fault}"
+    return {
+        "plan": plan_text(config),
+        "space_points": config.space.size,
+        "trials": config.run.trials,
+        "expected_s": round(config.run.trials * first_guess_s(config)),
+        "swept": {name: [*param.values()][:64] for name, param in config.search.params.items()},
+        "baseline": config_file(config, config.baseline),
+        "baseline_resolved": {name: checked.resolved.get(name) for name in config.search.params} if checked else None,
+        "vllm_version": checked.vllm_version if checked else None,
+        "command": command,
+        "notes": [*(checked.notes if checked else ()), *config.search.notes()],
+    }
+
+
+def check_text(document: dict[str, Any]) -> str:
+    lines = [document["plan"], "", "Swept:"]
+    lines += [f"  {name}: {_values(values)}" for name, values in document["swept"].items()]
+    lines += ["", "Trial 0, the baseline, is started with"]
+    lines += [f"  {name}: {value}" for name, value in document["baseline"].items()]
+    resolved = document["baseline_resolved"]
+    if resolved:
+        lines += ["where vLLM's own defaults give"]
+        lines += [f"  {name}: {'not known before the launch' if v is None else v}" for name, v in resolved.items()]
+    lines += ["", f"Command: {document['command']}"]
+    if document["vllm_version"]:
+        lines += [f"The flags were read by the parser of the installed vLLM {document['vllm_version']}."]
+    return "\n".join([*lines, *(f"Note: {note}" for note in document["notes"])])
+
+
+def _values(values: list[Any]) -> str:
+    shown = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    return ", ".join(shown) if len(shown) <= 12 else f"{', '.join(shown[:4])}, … {shown[-1]} ({len(shown)} values)"

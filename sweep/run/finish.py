@@ -1,0 +1,105 @@
+"""Everything that is derived from a study's outcomes: its view, tables, best configuration, summary and report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sweep.config import SweepConfig
+from sweep.model import Flags, Outcome
+from sweep.report.export import FILE_NAME, write_best_config
+from sweep.report.html import write_report
+from sweep.report.summary import write_summary
+from sweep.report.table import write_tables
+from sweep.report.view import StudyView
+from sweep.run.ledger import Ledger, gpus_of
+from sweep.run.preflight import config_file, parse
+from sweep.run.store import Store
+
+
+def build_view(
+    config: SweepConfig,
+    store: Store,
+    ledger: Ledger,
+    *,
+    complete: bool,
+    notes: Sequence[str] = (),
+) -> StudyView:
+    """Put together what the reports show. It begins with the first trial and ends now, if it is complete."""
+    environment = store.environment()
+    outcomes = sorted(ledger.outcomes, key=lambda outcome: outcome.trial)
+    objective = config.search.objective
+    best, miss, base = ledger.best, ledger.nearest_miss, ledger.baseline
+    return StudyView(
+        name=config.run.name,
+        folder=str(store.root),
+        model=config.serve.model,
+        revision=config.serve.revision,
+        device=environment.get("device", "unknown device"),
+        vllm_version=_vllm_version(environment, outcomes),
+        environment=environment,
+        objective=objective.label,
+        unit=objective.unit,
+        direction=objective.direction,
+        slo=objective.slo,
+        swept=tuple(config.search.params),
+        levels=tuple(level.name for level in config.load.levels()),
+        prompt_tokens=config.load.prompt.tokens,
+        output_tokens=config.load.output.tokens,
+        prefix_tokens=config.load.prompt.shared_prefix,
+        gpus=gpus_of(config.serve.args),
+        trial_gpus={outcome.trial: ledger.gpus(outcome) for outcome in outcomes},
+        outcomes=outcomes,
+        verdicts=ledger.verdicts,
+        baseline=base.trial if base else None,
+        best=best.trial if best else None,
+        nearest_miss=miss.trial if miss else None,
+        started_at=outcomes[0].started_at if outcomes else "",
+        ended_at=datetime.now().astimezone().isoformat(timespec="seconds") if complete else None,
+        complete=complete,
+        notes=tuple(notes),
+    )
+
+
+def _vllm_version(environment: dict[str, Any], outcomes: Sequence[Outcome]) -> str | None:
+    told = environment.get("fingerprint", {}).get("vllm")
+    seen = (outcome.measured.server.vllm_version for outcome in outcomes)
+    return told or next((version for version in seen if version), None)
+
+
+def write_progress(view: StudyView, store: Store) -> None:
+    """Write what is worth having in the middle of the night: the tables and the summary."""
+    write_tables(view, store.root)
+    write_summary(view, store.root / "summary.md")
+
+
+async def write_all(view: StudyView, store: Store, config: SweepConfig) -> None:
+    """Write every derived file. A best configuration of an earlier state of the study does not stay behind."""
+    write_progress(view, store)
+    path = store.root / FILE_NAME
+    outcome = view.outcome(view.shown)
+    if outcome is None:
+        path.unlink(missing_ok=True)
+    else:
+        check = await proof(config, outcome.flags)
+        content = config_file(config, outcome.flags)
+        write_best_config(path, view, outcome.trial, content, env=config.serve.env, check=check)
+    text = path.read_text(encoding="utf-8") if outcome else ""
+    write_report(view, store.root / "report.html", config=text)
+
+
+async def proof(config: SweepConfig, chosen: Flags) -> str:
+    """Let the installed vLLM read the best configuration as `vllm serve --config` would, and say what came of it."""
+    parsed = (await parse(config, {"best": chosen}))["best"]
+    if parsed.unchecked:
+        return f"not checked by vLLM's parser: {parsed.unchecked}"
+    if parsed.error:
+        return f"vLLM's parser refused it: {parsed.error.strip().splitlines()[-1]}"
+    read = parsed.parsed or {}
+    wrong = [name for name, value in config.flags(chosen).items() if name in read and read[name] != value]
+    if wrong:
+        return f"vLLM's parser reads other values than were measured for: {', '.join(sorted(wrong))}"
+    return f"read by the parser of the installed vLLM {parsed.vllm_version or ''} with these very values".replace(
+        "  ", " "
+    )

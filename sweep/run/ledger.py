@@ -1,0 +1,106 @@
+"""What a study has found so far: its outcomes, seen through the objective. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from sweep.model import Flags, Outcome, State, Verdict
+from sweep.search.objectives import Objective
+
+# States that used up a try. Skipped trials cost no launch, and interrupted ones are run again.
+COUNTED: frozenset[State] = frozenset({"complete", "infeasible", "pruned", "invalid", "failed"})
+
+
+def gpus_of(flags: Flags) -> int:
+    """Return how many GPUs a server with these flags takes: the product of its parallel sizes."""
+    product = 1
+    for name in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"):
+        size = flags.get(name, 1)
+        product *= size if isinstance(size, int) else 1
+    return product
+
+
+def key_of(flags: Flags) -> str:
+    """Return a text that is equal for equal flags."""
+    return json.dumps(flags, sort_keys=True)
+
+
+class Ledger:
+    """The outcomes in order of their trials, and everything that can be derived from them without a file or a clock."""
+
+    def __init__(self, objective: Objective, fixed: Flags, outcomes: Sequence[Outcome] = ()) -> None:
+        self._objective = objective
+        self._fixed = fixed
+        self.outcomes: list[Outcome] = list(outcomes)
+        self.verdicts: dict[int, Verdict] = {}
+        self._judge()
+
+    def add(self, outcome: Outcome) -> Verdict:
+        self.outcomes.append(outcome)
+        self._judge()
+        return self.verdicts[outcome.trial]
+
+    def _judge(self) -> None:
+        """Judge all trials anew: an objective of ratios changes its values once a baseline is there."""
+        reference = self.baseline.measured if self.baseline else None
+        self.verdicts = {
+            outcome.trial: self._objective.judge(outcome.measured, reference, self.gpus(outcome))
+            for outcome in self.outcomes
+        }
+
+    def gpus(self, outcome: Outcome) -> int:
+        return gpus_of({**self._fixed, **outcome.flags})
+
+    @property
+    def baseline(self) -> Outcome | None:
+        """The trial that gains are counted from: a baseline that ran, else the first trial that did."""
+        complete = [outcome for outcome in self.outcomes if outcome.state == "complete"]
+        baselines = [outcome for outcome in complete if outcome.source == "baseline"]
+        return next(iter([*baselines, *complete]), None)
+
+    @property
+    def ranked(self) -> list[Outcome]:
+        """Return the trials that measured something, the best one first."""
+        complete = [outcome for outcome in self.outcomes if outcome.state == "complete"]
+        return sorted(complete, key=lambda outcome: self._objective.rank(self.verdicts[outcome.trial]))
+
+    @property
+    def best(self) -> Outcome | None:
+        """The best trial that met every SLO, if one did."""
+        return next((outcome for outcome in self.ranked if self.verdicts[outcome.trial].eligible), None)
+
+    @property
+    def nearest_miss(self) -> Outcome | None:
+        """The trial that came closest to the SLOs, when none met them."""
+        measured = [o for o in self.ranked if self.verdicts[o.trial].value is not None]
+        return None if self.best else next(iter(measured), None)
+
+    @property
+    def counted(self) -> int:
+        return sum(outcome.state in COUNTED for outcome in self.outcomes)
+
+    @property
+    def fruitless_in_a_row(self) -> int:
+        """How many of the last trials in a row measured nothing, through no fault of their configuration.
+
+        While nothing has ever been measured, infeasible trials count too: then the whole space may be wrong.
+        """
+        never = not any(outcome.state == "complete" for outcome in self.outcomes)
+        states: frozenset[State] = frozenset({"failed", "invalid", "infeasible"} if never else {"failed", "invalid"})
+        run = 0
+        for outcome in reversed(self.outcomes):
+            if outcome.state in states:
+                run += 1
+            elif outcome.state in COUNTED:
+                break
+        return run
+
+    def durations_s(self) -> list[float]:
+        """Return how long each trial took that went through all its phases, in seconds."""
+        found = []
+        for outcome in self.outcomes:
+            times = outcome.measured.times
+            if outcome.state == "complete":
+                found.append(sum(t or 0.0 for t in (times.launch_s, times.warmup_s, times.load_s, times.stop_s)))
+        return found

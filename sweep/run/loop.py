@@ -1,0 +1,259 @@
+"""The ask/tell loop: one trial after another, each outcome on disk before the sampler hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from time import monotonic
+
+from sweep.config import SweepConfig
+from sweep.errors import ConfigError, EnvironmentFault, StoppedError, SweepError
+from sweep.model import Event, Failure, Flags, FlagValue, Job, Measured, Outcome, Verdict
+from sweep.run.ledger import Ledger
+from sweep.run.plan import Planned, replacement_of, retry_of
+from sweep.run.slots import run_job
+from sweep.run.store import Spec, Store
+from sweep.search.study import Study
+
+# A sampler that proposes only what the rules forbid is asked this often in a row before the search is called exhausted.
+_SKIPS_IN_A_ROW = 20
+# Before anything has been measured: a launch of a small model, and two windows for a level with its warm-up.
+_LAUNCH_GUESS_S = 60.0
+
+
+@dataclass(slots=True)
+class Sweep:
+    """One study at work. All of its state is in the store and can be had from there again."""
+
+    config: SweepConfig
+    store: Store
+    ledger: Ledger
+    study: Study
+    emit: Callable[[Event], None]
+    resolved: Flags  # the baseline's values of the swept flags, as far as the engine told them before the launch
+    deadline: float | None  # monotonic seconds
+    after_trial: Callable[[], None]
+    run_job: Callable[[Job, Callable[[str], None]], Awaitable[Measured]] = run_job
+    queue: list[Planned] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self.emit(Event("note", text=text))
+
+    async def search(self) -> str:
+        """Run trials until there is a reason to stop, and return that reason.
+
+        Raises ConfigError or EnvironmentFault for what every further trial would suffer, StoppedError when nothing
+        works any more, CancelledError when the user stops; the outcome of the last trial is kept in any case.
+        """
+        while True:
+            if reason := self._why_stop():
+                return reason
+            planned = self._next()
+            if planned is None:
+                return "every configuration of the space has been tried"
+            if planned.violation:
+                self._skip(planned)
+                continue
+            self._follow_up(planned, await self._run(planned))
+
+    def _why_stop(self) -> str | None:
+        run = self.config.run
+        if self.ledger.counted >= run.trials:
+            return f"all {run.trials} trials are done"
+        if self.deadline is not None and monotonic() + self.trial_estimate_s(pessimistic=True) > self.deadline:
+            return "there is no time left for another trial"
+        if self.ledger.fruitless_in_a_row >= run.max_failures_in_a_row:
+            last = self.ledger.outcomes[-1].measured.failure
+            raise StoppedError(
+                f"{run.max_failures_in_a_row} trials in a row measured nothing, so the sweep stopped itself."
+                + (f" The last one: {last.evidence} {last.advice}" if last else "")
+            )
+        return None
+
+    def _next(self) -> Planned | None:
+        if self.queue:
+            return self.queue.pop(0)
+        states = [outcome.state for outcome in self.ledger.outcomes[-_SKIPS_IN_A_ROW:]]
+        if states.count("skipped") == _SKIPS_IN_A_ROW:
+            return None
+        proposal = self.study.ask()
+        if proposal is None:
+            return None
+        return Planned(proposal.flags, "search", token=proposal.token, violation=proposal.violation)
+
+    def _skip(self, planned: Planned) -> None:
+        reason = f"forbidden by the rule {planned.violation!r}"
+        failure = Failure(
+            "invalid_argument", "prune", reason, "vLLM or your own rule refuses this; no launch was spent."
+        )
+        self._record(planned, self._next_number(), Measured("skipped", failure=failure), _now())
+
+    async def _run(self, planned: Planned) -> Outcome:
+        number, started_at = self._next_number(), _now()
+        job = self._job(planned, number)
+        self.store.start_trial(Spec(job, planned.source, planned.flags, started_at, planned.label, planned.attempt))
+        self.emit(
+            Event(
+                "trial_started",
+                number,
+                self._total(),
+                flags=planned.flags,
+                text=planned.label or "",
+                eta_s=self.eta_s(),
+            )
+        )
+        try:
+            measured = await self.run_job(job, lambda text: self.emit(Event("phase", number, text=text)))
+        except asyncio.CancelledError:
+            self._record(planned, number, Measured("interrupted"), started_at)
+            raise
+        return self._record(planned, number, measured, started_at)
+
+    def _record(self, planned: Planned, number: int, measured: Measured, started_at: str) -> Outcome:
+        """Keep an outcome: first on disk, then for the sampler, then for people."""
+        outcome = Outcome(number, planned.source, planned.flags, measured, started_at, planned.label, planned.attempt)
+        self.store.write_outcome(outcome)
+        before = self.ledger.best
+        verdict = self.ledger.add(outcome)
+        self.study.tell(outcome, verdict, token=planned.token, point=self.point_of(outcome))
+        best = self.ledger.best
+        self.emit(
+            Event(
+                "trial_finished",
+                number,
+                self._total(),
+                outcome=outcome,
+                verdict=verdict,
+                unit=self.study.objective.unit,
+                gain_frac=self.gain_frac(verdict),
+                best=best is not None and best is not before and best.trial == number,
+                eta_s=self.eta_s(),
+            )
+        )
+        self.after_trial()
+        return outcome
+
+    def _follow_up(self, planned: Planned, outcome: Outcome) -> None:
+        """Draw the consequences of a failure: stop, try again, or put another baseline in its place."""
+        failure = outcome.measured.failure
+        if failure is None:
+            return
+        if failure.treatment == "abort_sweep":
+            raise _fatal(failure, self.store.trial_dir(outcome.trial))
+        if again := retry_of(planned, failure):
+            self.note(
+                f"Trial {outcome.trial} failed through no fault of its flags ({failure.kind}); it is tried again."
+            )
+            self.queue.insert(0, again)
+        elif planned.source == "baseline":
+            other = replacement_of(self.config, planned, failure)
+            if other:
+                self.queue.insert(0, other)
+            self.note(_baseline_note(failure, other))
+
+    def point_of(self, outcome: Outcome) -> Flags | None:
+        """Return the point of the search space that a trial stands for, or None if it lies outside.
+
+        A flag that the trial left to vLLM has the value that the running server or the engine's configuration told.
+        """
+        told = {name.replace("_", "-"): value for name, value in outcome.measured.server.cache_config.items()}
+        point: Flags = {}
+        for name, param in self.config.search.params.items():
+            if name in outcome.flags:
+                value = outcome.flags[name]
+            else:
+                value = _plain(told[name]) if name in told else self.resolved.get(name)
+            index = None if value is None else param.index(value)
+            if index is None:
+                return None
+            point[name] = param.values()[index]
+        # What the point does not say must be as in every other trial.
+        others = {name for name in outcome.flags if name not in self.config.search.params}
+        return point if not others else None
+
+    def gain_frac(self, verdict: Verdict) -> float | None:
+        base = self.ledger.baseline
+        reference = self.ledger.verdicts[base.trial].value if base else None
+        if verdict.value is None or not reference:
+            return None
+        change = (verdict.value - reference) / abs(reference)
+        return change if self.study.objective.direction == "maximize" else -change
+
+    def trial_estimate_s(self, *, pessimistic: bool = False) -> float:
+        """Return how long a trial takes: the mean so far, or the 90th percentile and a fifth more; else a guess."""
+        durations = sorted(self.ledger.durations_s())
+        if not durations:
+            return first_guess_s(self.config)
+        if pessimistic:
+            return 1.2 * durations[math.ceil(0.9 * len(durations)) - 1]
+        return sum(durations) / len(durations)
+
+    def eta_s(self) -> float:
+        left = max(0, self.config.run.trials - self.ledger.counted) * self.trial_estimate_s()
+        return left if self.deadline is None else max(0.0, min(left, self.deadline - monotonic()))
+
+    def _total(self) -> int:
+        skipped = len(self.ledger.outcomes) - self.ledger.counted
+        return self.config.run.trials + skipped
+
+    def _next_number(self) -> int:
+        return max((outcome.trial for outcome in self.ledger.outcomes), default=-1) + 1
+
+    def _job(self, planned: Planned, number: int) -> Job:
+        search = self.config.search
+        swept = tuple(sorted({*search.params, *planned.flags} - set(self.config.serve.args)))
+        launch = self.config.serve.launch(planned.flags, swept=swept, trial_dir=self.store.trial_dir(number))
+        return Job(
+            study=self.config.run.name,
+            trial=number,
+            launch=launch,
+            load=self.config.load.model_dump(mode="json"),
+            measure=self.config.measure.model_dump(mode="json"),
+            slo=dict(self.study.objective.slo),
+            seed=(search.seed << 20) + number,
+            workload_seed=search.seed,
+        )
+
+
+def first_guess_s(config: SweepConfig) -> float:
+    """Guess how long a trial takes before one was seen: a launch, and for each level its window and its warm-up."""
+    window = config.load.seconds or 20.0
+    return _LAUNCH_GUESS_S + len(config.load.levels()) * (window + 2 * config.measure.warmup.min_s)
+
+
+def _fatal(failure: Failure, folder: Path) -> SweepError:
+    text = (
+        f"{failure.evidence}\n{failure.advice}\n"
+        f"Every trial would fail like this, so the sweep stopped. The log is {folder / 'server.log'}."
+    )
+    return ConfigError(text) if failure.kind == "invalid_argument" else EnvironmentFault(text)
+
+
+def _baseline_note(failure: Failure, other: Planned | None) -> str:
+    cause = f"The baseline cannot run here ({failure.kind}): {failure.evidence}"
+    if other is None:
+        return f"{cause} Gains are counted from the first trial that runs."
+    value = other.flags["gpu-memory-utilization"]
+    return f"{cause} The same flags with gpu-memory-utilization {value} take its place; gains are counted from there."
+
+
+def _plain(label: str) -> FlagValue:
+    """Read a label of vllm:cache_config_info: True, None, 16, 0.9 or a word."""
+    if label in {"True", "False", "None"}:
+        return {"True": True, "False": False, "None": None}[label]
+    for kind in (int, float):
+        try:
+            return kind(label)
+        except ValueError:
+            continue
+    return label
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")

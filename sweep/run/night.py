@@ -1,0 +1,165 @@
+"""A study from its first check to its report; several of them in a row make a night."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from time import monotonic
+
+from sweep.config import SweepConfig, config_from_data, parse_until
+from sweep.errors import SweepError
+from sweep.model import Event, Measured, Outcome
+from sweep.report.view import StudyView
+from sweep.run import environment
+from sweep.run.finish import build_view, write_all, write_progress
+from sweep.run.ledger import Ledger
+from sweep.run.loop import Sweep, first_guess_s
+from sweep.run.plan import first_trials
+from sweep.run.preflight import preflight
+from sweep.run.store import Store
+from sweep.search.study import Study
+from sweep.serve.process import kill_leftovers
+from sweep.text import limit_words, slo_label
+
+EXIT_OK = 0
+EXIT_NOTHING_MET = 3
+
+RESULTS = Path("results")
+
+
+def deadline_of(hours: float | None, until: str | None) -> float | None:
+    """Return when to stop, in monotonic seconds: after so many hours or at that time of day, if that comes first."""
+    limits = []
+    if hours is not None:
+        limits.append(hours * 3600)
+    if until is not None:
+        at, now = parse_until(until), datetime.now().astimezone()
+        then = now.replace(hour=at.hour, minute=at.minute, second=0, microsecond=0)
+        limits.append((then + timedelta(days=then <= now) - now).total_seconds())
+    return monotonic() + min(limits) if limits else None
+
+
+async def run_study(
+    config: SweepConfig, emit: Callable[[Event], None], *, until: str | None = None
+) -> tuple[int, StudyView]:
+    """Run a study, or go on with it, and write everything that comes of it. Returns the exit code and the final view.
+
+    Raises SweepError when the sweep had to stop, CancelledError when it was told to; the report is there all the same.
+    """
+    store = Store(RESULTS / config.run.name)
+    with store.lock():
+        emit(Event("note", text="Asking the installed vLLM what it makes of these flags …"))
+        checked = await preflight(config)
+        store.begin(config, environment.describe(checked.vllm_version))
+        await _take_up(store, emit)
+        objective = config.search.objective
+        ledger = Ledger(objective, config.serve.args, store.outcomes())
+        with Study.open(store.database, config.run.name, config.space, objective, config.search) as study:
+            sweep = Sweep(
+                config=config,
+                store=store,
+                ledger=ledger,
+                study=study,
+                emit=emit,
+                resolved=checked.resolved,
+                deadline=deadline_of(config.run.hours, until),
+                after_trial=lambda: write_progress(build_view(config, store, ledger, complete=False), store),
+                queue=first_trials(config, ledger.outcomes),
+            )
+            study.replay([(o, ledger.verdicts[o.trial], sweep.point_of(o)) for o in ledger.outcomes])
+            for note in (*checked.notes, *config.search.notes(), *_unavailable(config)):
+                sweep.note(note)
+            emit(Event("plan", total=config.run.trials, text=plan_text(config, ledger), eta_s=sweep.eta_s()))
+            try:
+                reason = await sweep.search()
+            except (SweepError, asyncio.CancelledError) as stop:
+                await _close_early(sweep, stop)
+                raise
+        view = build_view(config, store, ledger, complete=True, notes=[*sweep.notes, f"The search ended: {reason}."])
+        emit(Event("note", text="Writing the report …"))
+        await write_all(view, store, config)
+        return (EXIT_OK if view.best is not None else EXIT_NOTHING_MET), view
+
+
+async def _close_early(sweep: Sweep, stop: BaseException) -> None:
+    """Leave the report behind, whatever ended the search."""
+    reason = str(stop) if isinstance(stop, SweepError) else "it was interrupted; the same command goes on with it"
+    notes = [*sweep.notes, f"The search stopped early: {reason}"]
+    view = build_view(sweep.config, sweep.store, sweep.ledger, complete=False, notes=notes)
+    await write_all(view, sweep.store, sweep.config)
+
+
+async def _take_up(store: Store, emit: Callable[[Event], None]) -> None:
+    """Close the books on trials that died with the process that ran them, and end whatever they left running."""
+    for spec in store.unfinished():
+        await kill_leftovers(spec.job.launch.trial_dir)
+        interrupted = Measured("interrupted")
+        store.write_outcome(
+            Outcome(spec.job.trial, spec.source, spec.flags, interrupted, spec.started_at, spec.label, spec.attempt)
+        )
+        emit(Event("note", text=f"Trial {spec.job.trial} was interrupted; it is run again under a new number."))
+
+
+def _unavailable(config: SweepConfig) -> list[str]:
+    if config.run.confirm is None:
+        return []
+    return ["run.confirm: finalists are not measured again yet, so the closing comparison is a quick check, not proof."]
+
+
+def plan_text(config: SweepConfig, ledger: Ledger | None = None) -> str:
+    """Say in a sentence or two what is going to happen."""
+    levels = ", ".join(level.name for level in config.load.levels())
+    done = ledger.counted if ledger else 0
+    going_on = f", {done} of them done before" if done else ""
+    minutes = (config.run.trials - done) * first_guess_s(config) / 60
+    return (
+        f"{config.run.name}: {config.run.trials} trials of {config.serve.model}{going_on}; load {levels}, "
+        f"prompts of {config.load.prompt.tokens} tokens, answers of {config.load.output.tokens}; "
+        f"{_wish(config)}. The space has {config.space.size:,} points. "
+        f"About {max(minutes, 1):.0f} min if a launch takes a minute; the first launch will tell."
+    )
+
+
+def _wish(config: SweepConfig) -> str:
+    objective = config.search.objective
+    limits = ", ".join(f"{slo_label(name)} <= {limit_words(limit)}" for name, limit in objective.slo.items())
+    return f"{objective.direction} {objective.label}" + (f" with {limits}" if limits else "")
+
+
+async def rebuild(root: Path, notes: Sequence[str] = ()) -> StudyView:
+    """Make every derived file of a study again, from its outcomes alone."""
+    store = Store(root)
+    config = config_from_data(store.config_data(), root / "config.yaml")
+    ledger = Ledger(config.search.objective, config.serve.args, store.outcomes())
+    view = build_view(config, store, ledger, complete=ledger.counted >= config.run.trials, notes=notes)
+    await write_all(view, store, config)
+    return view
+
+
+def run_interruptibly(work: Callable[[], asyncio.Future[int]]) -> int:
+    """Run asynchronous work to its end. A first SIGINT, SIGTERM or SIGHUP ends it cleanly and makes the exit code.
+
+    A second signal changes nothing: the server is being ended already, and that takes a minute at most.
+    """
+    caught: list[int] = []
+
+    async def main() -> int:
+        task = asyncio.ensure_future(work())
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int) -> None:
+            if not caught:
+                caught.append(number)
+                task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stop, number)
+        return await task
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        return 128 + caught[0] if caught else 1

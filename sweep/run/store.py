@@ -1,0 +1,162 @@
+"""A study's folder. Its outcome files are the truth; the database, the tables and the report are derived from them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from sweep.config import SweepConfig
+from sweep.errors import ConfigError, EnvironmentFault, LockedError
+from sweep.files import write_atomic
+from sweep.model import Flags, Job, Outcome, Source
+
+# What makes two runs the same study: results may only be mixed while all of these stay as they are.
+_FINGERPRINT_SECTIONS = ("serve", "search", "load", "measure")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What `spec.json` keeps of a trial that is about to begin: all that is needed to run it again."""
+
+    job: Job
+    source: Source
+    flags: Flags
+    started_at: str
+    label: str | None = None
+    attempt: int = 1
+
+
+class Store:
+    """The files of one study. Only the holder of `lock()` may write."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def database(self) -> Path:
+        return self.root / "study.db"
+
+    def exists(self) -> bool:
+        return (self.root / "config.yaml").is_file()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the study for this process. Raises LockedError naming the holder."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise EnvironmentFault(f"{self.root}: cannot be written: {error.strerror}") from None
+        with os.fdopen(handle, "r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = file.read().strip() or "an unknown process"
+                raise LockedError(f"{self.root}: another sweep works on this study ({holder})") from None
+            file.truncate(0)
+            file.write(f"pid {os.getpid()}\n")
+            file.flush()
+            yield
+
+    def trial_dir(self, trial: int) -> Path:
+        return self.root / "trials" / f"{trial:04d}"
+
+    def begin(self, config: SweepConfig, environment: dict[str, Any]) -> None:
+        """Keep what the study was told and where it runs; refuse to mix it with a different study.
+
+        Raises ConfigError showing what differs.
+        """
+        told = config.model_dump(mode="json")
+        if self.exists():
+            kept = self.config_data()
+            different = sorted(
+                f"{section}: {_first_difference(kept.get(section), told[section])}"
+                for section in _FINGERPRINT_SECTIONS
+                if kept.get(section) != told[section]
+            )
+            before = self.environment().get("fingerprint", {})
+            now = environment.get("fingerprint", {})
+            different += [
+                f"{key}: was {before[key]!r}, is {now.get(key)!r}" for key in before if before[key] != now.get(key)
+            ]
+            if different:
+                raise ConfigError(
+                    f"{self.root} holds a study that differs from this one:\n  "
+                    + "\n  ".join(different)
+                    + "\nResults of both would be mixed. Choose another run.name, or move that folder away."
+                )
+        write_atomic(self.root / "environment.json", json.dumps(environment, indent=2, sort_keys=True) + "\n")
+        text = "# What this study was told, with every default filled in.\n"
+        write_atomic(self.root / "config.yaml", text + yaml.safe_dump(told, sort_keys=False, allow_unicode=True))
+
+    def config_data(self) -> dict[str, Any]:
+        try:
+            data = yaml.safe_load((self.root / "config.yaml").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{self.root}: no study there (no config.yaml)") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{self.root / 'config.yaml'}: damaged: {error}") from None
+        if not isinstance(data, dict):
+            raise ConfigError(f"{self.root / 'config.yaml'}: damaged: not a mapping")
+        return data
+
+    def environment(self) -> dict[str, Any]:
+        path = self.root / "environment.json"
+        if not path.is_file():
+            return {}
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return data
+
+    def start_trial(self, spec: Spec) -> None:
+        """Make the trial's folder and write its spec. A folder that an interrupted start left is made anew."""
+        folder = self.trial_dir(spec.job.trial)
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        write_atomic(folder / "spec.json", _pretty(TypeAdapter(Spec).dump_python(spec, mode="json")))
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        folder = self.trial_dir(outcome.trial)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "outcome.json", _pretty(TypeAdapter(Outcome).dump_python(outcome, mode="json")))
+
+    def outcomes(self) -> list[Outcome]:
+        """Return every finished trial in order of its number. Raises ConfigError for a damaged file."""
+        adapter = TypeAdapter(Outcome)
+        found = []
+        for path in sorted(self.root.glob("trials/*/outcome.json")):
+            try:
+                found.append(adapter.validate_json(path.read_bytes()))
+            except ValidationError as error:
+                raise ConfigError(
+                    f"{path}: damaged ({error.error_count()} errors); remove it to repeat the trial"
+                ) from None
+        return sorted(found, key=lambda outcome: outcome.trial)
+
+    def unfinished(self) -> list[Spec]:
+        """Return the trials that were begun and have no outcome: the process died in the middle of them."""
+        adapter = TypeAdapter(Spec)
+        paths = sorted(self.root.glob("trials/*/spec.json"))
+        return [adapter.validate_json(p.read_bytes()) for p in paths if not p.with_name("outcome.json").exists()]
+
+
+def _pretty(data: Any) -> str:
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _first_difference(before: Any, after: Any, key: str = "") -> str:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in [*before, *(n for n in after if n not in before)]:
+            if before.get(name) != after.get(name):
+                return _first_difference(before.get(name), after.get(name), f"{key}.{name}".lstrip("."))
+    return f"{key}{': ' if key else ''}was {before!r}, is {after!r}"

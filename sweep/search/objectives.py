@@ -1,0 +1,327 @@
+"""What a measurement is worth: metrics, service-level objectives (SLOs), and the verdict on a trial."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from pydantic import Field, field_serializer, field_validator, model_validator
+
+from sweep.model import Dist, LevelStats, Measured, Verdict
+from sweep.section import Section, did_you_mean
+from sweep.text import limit_words, quantity, slo_label
+
+Direction: TypeAlias = Literal["maximize", "minimize"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure of a level. `get` takes the level and the number of GPUs and answers in `unit`."""
+
+    label: str
+    unit: str
+    direction: Direction
+    get: Callable[[LevelStats, int], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """A statistic of a latency. min_n: how many requests it takes to trust it; tail_frac: the share that it leaves out.
+
+    The numbers of requests are the early-stopping minima of MLPerf's load generator.
+    """
+
+    min_n: int
+    tail_frac: float
+    get: Callable[[Dist], float]
+
+
+# An open loop is judged from the time at which a request was due: a late client must not flatter the server.
+LATENCIES: Mapping[str, tuple[str, Callable[[LevelStats], Dist | None]]] = {
+    "ttft": ("TTFT", lambda level: level.ttft_sched_s or level.ttft_s),
+    "tpot": ("TPOT", lambda level: level.tpot_s),
+    "itl": ("ITL", lambda level: level.itl_s),
+    "e2e": ("E2E latency", lambda level: level.e2e_sched_s or level.e2e_s),
+}
+STATS: Mapping[str, Stat] = {
+    "mean": Stat(2, 0.01, lambda dist: dist.mean),
+    "p50": Stat(11, 0.50, lambda dist: dist.p50),
+    "p90": Stat(64, 0.10, lambda dist: dist.p90),
+    "p95": Stat(130, 0.05, lambda dist: dist.p95),
+    "p99": Stat(662, 0.01, lambda dist: dist.p99),
+}
+RATES: Mapping[str, Metric] = {
+    "output_tps": Metric("output throughput", "tok/s", "maximize", lambda level, _: level.output_tps),
+    "total_tps": Metric("total throughput", "tok/s", "maximize", lambda level, _: level.total_tps),
+    "request_rps": Metric("request rate", "req/s", "maximize", lambda level, _: level.request_rps),
+    "goodput_rps": Metric("goodput", "req/s", "maximize", lambda level, _: level.goodput_rps),
+    "output_tps_per_gpu": Metric(
+        "output throughput per GPU",
+        "tok/s",
+        "maximize",
+        lambda level, gpus: None if level.output_tps is None else level.output_tps / gpus,
+    ),
+}
+
+
+def _latency_metric(name: str) -> Metric:
+    def get(level: LevelStats, _gpus: int) -> float | None:
+        dist, stat = _dist_of(level, name)
+        return None if dist is None else 1000 * stat.get(dist)
+
+    kind, _, stat_name = name.partition("_")
+    return Metric(f"{LATENCIES[kind][0]} {stat_name}", "ms", "minimize", get)
+
+
+SLO_NAMES: tuple[str, ...] = tuple(f"{kind}_{stat}" for kind in LATENCIES for stat in STATS)
+METRICS: Mapping[str, Metric] = {
+    **RATES,
+    **{name: _latency_metric(name) for name in SLO_NAMES},
+}
+# The parts of a balance. Medians, since the tail of a short run is mostly noise.
+BALANCED: Mapping[str, str] = {"ttft": "ttft_p50", "tpot": "tpot_p50", "throughput": "output_tps"}
+
+
+def read_slo(raw: Mapping[Any, Any]) -> dict[str, float]:
+    """Read limits such as {"ttft_p99": "500ms"} into seconds; raises ValueError."""
+    return {_slo_name(name): _duration_s(name, limit) for name, limit in raw.items()}
+
+
+def _slo_name(name: object) -> str:
+    if name in SLO_NAMES:
+        return str(name)
+    if name in RATES:
+        raise ValueError(f"{name} is a rate; limits are set on latencies: {_known('slo')}")
+    raise ValueError(f"unknown latency {name!r}{_hint(name, SLO_NAMES)}; known are {_known('slo')}")
+
+
+def _duration_s(name: object, raw: object) -> float:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(ms|s)?\s*", str(raw))
+    if match is None or isinstance(raw, bool):
+        raise ValueError(f"{name}: {raw!r} is no duration; write 200ms or 0.2s")
+    if match[2] is None:
+        raise ValueError(f"{name}: {raw} has no unit; write {raw}ms or {raw}s")
+    limit_s = float(match[1]) / (1000 if match[2] == "ms" else 1)
+    if not 0 < limit_s < math.inf:
+        raise ValueError(f"{name}: the limit must be above 0, not {raw}")
+    return limit_s
+
+
+def _hint(word: object, known: tuple[str, ...]) -> str:
+    return did_you_mean(str(word), known).replace("-", "_")
+
+
+def _known(role: Literal["slo", "maximize", "minimize"]) -> str:
+    latencies = f"{', '.join(LATENCIES)}, each with {', '.join('_' + stat for stat in STATS)}"
+    return ", ".join(RATES) if role == "maximize" else f"{latencies} (such as ttft_p99)"
+
+
+class Objective(Section):
+    """What the search works towards: one metric, or a balance of three; beside it limits on latencies.
+
+    slo: metric -> limit in seconds. balance: weights of ttft, tpot and throughput.
+    """
+
+    maximize: str | None = Field(default=None, description=", ".join(RATES))
+    minimize: str | None = Field(default=None, description="a latency, such as ttft_p99")
+    balance: dict[str, float] | None = Field(default=None, description=f"weights of {', '.join(BALANCED)}")
+    slo: dict[str, float] = Field(default_factory=dict, description="limits on latencies, such as {ttft_p99: 500ms}")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_one_objective(cls, raw: Any) -> Any:
+        several = isinstance(raw, list) or (isinstance(raw, dict) and "pareto" in raw)
+        chosen = [key for key in ("maximize", "minimize", "balance") if isinstance(raw, dict) and raw.get(key)]
+        if several or len(chosen) > 1:
+            raise ValueError(
+                "several objectives at once (a Pareto front) are not available yet; choose one, or weigh them as in"
+                " {balance: {ttft: 1, tpot: 1, throughput: 2}}"
+            )
+        if isinstance(raw, str):
+            raise ValueError(f"write {{maximize: {raw}}} or {{minimize: {raw}}}")  # noqa: TRY004 - for pydantic
+        if isinstance(raw, dict) and not chosen:
+            raise ValueError(f"one of maximize, minimize or balance is missing; maximize takes {_known('maximize')}")
+        return raw
+
+    @field_validator("maximize", "minimize")
+    @classmethod
+    def _is_a_metric(cls, name: str | None, info: Any) -> str | None:
+        if name is None:
+            return None
+        own: Direction = info.field_name
+        fitting = tuple(known for known, metric in METRICS.items() if metric.direction == own)
+        if name in METRICS and name not in fitting:
+            raise ValueError(f"{name} is to be {METRICS[name].direction}d: write {{{METRICS[name].direction}: {name}}}")
+        if name not in fitting:
+            raise ValueError(f"unknown metric {name!r}{_hint(name, fitting)}; known are {_known(own)}")
+        return name
+
+    @field_validator("balance")
+    @classmethod
+    def _has_weights(cls, balance: dict[str, float] | None) -> dict[str, float] | None:
+        for name, weight in (balance or {}).items():
+            if name not in BALANCED:
+                raise ValueError(
+                    f"unknown part {name!r}{_hint(name, tuple(BALANCED))}; known are {', '.join(BALANCED)}"
+                )
+            if weight < 0:
+                raise ValueError(f"the weight of {name} is {weight}; weights are 0 or more")
+        if balance is not None and not any(balance.values()):
+            raise ValueError("all weights are 0; give at least one part a weight above 0")
+        return balance
+
+    @field_validator("slo", mode="before")
+    @classmethod
+    def _read_slo(cls, raw: Any) -> Any:
+        return read_slo(raw) if isinstance(raw, dict) else raw
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> Objective:
+        if self.maximize == "goodput_rps" and not self.slo:
+            raise ValueError("goodput counts the requests within the limits: add slo, such as slo: {ttft_p99: 500ms}")
+        return self
+
+    @field_serializer("slo")
+    def _write_slo(self, slo: dict[str, float]) -> dict[str, str]:
+        return {name: f"{limit_s!r}s" for name, limit_s in slo.items()}
+
+    @property
+    def metric(self) -> Metric | None:
+        """The metric that is maximized or minimized; None for a balance."""
+        name = self.maximize or self.minimize
+        return METRICS[name] if name else None
+
+    @property
+    def direction(self) -> Direction:
+        return self.metric.direction if self.metric else "maximize"
+
+    @property
+    def unit(self) -> str:
+        """The unit of every verdict's value; a balance counts in multiples of the baseline."""
+        return self.metric.unit if self.metric else "x"
+
+    @property
+    def label(self) -> str:
+        if self.metric:
+            return self.metric.label
+        parts = [f"{name} {weight:g}" for name, weight in (self.balance or {}).items()]
+        return f"balance over the baseline ({', '.join(parts)})"
+
+    @property
+    def words(self) -> str:
+        """The whole objective in one line: maximize output throughput with TTFT p99 <= 500 ms."""
+        limits = [f"{slo_label(name)} <= {limit_words(limit_s)}" for name, limit_s in self.slo.items()]
+        return f"{self.direction} {self.label}" + (f" with {', '.join(limits)}" if limits else "")
+
+    def describe(self, value: float | None) -> str:
+        """Write a verdict's value for people: 1,842 tok/s."""
+        return quantity(value, self.unit)
+
+    def ratios(self, level: LevelStats) -> dict[str, float]:
+        """Return measured / limit for every SLO that the level can be judged by; above 1 is a miss.
+
+        Latencies are of requests that succeeded. Where more failed than a percentile leaves out, its SLO is missed.
+        A level of answers with one token has no TPOT and meets every limit on it.
+        """
+        failed_frac = level.failed / (level.failed + level.completed) if level.failed else 0.0
+        ratios = {}
+        for name, limit_s in self.slo.items():
+            dist, stat = _dist_of(level, name)
+            if dist is None:
+                continue
+            ratio = stat.get(dist) / limit_s
+            ratios[name] = max(ratio, 1 + failed_frac) if failed_frac > stat.tail_frac else ratio
+        return ratios
+
+    def judge(self, measured: Measured, baseline: Measured | None, gpus: int) -> Verdict:
+        """Return what a trial is worth. Only a complete trial is worth anything; baseline: needed by a balance.
+
+        The figures are of the highest level that meets every SLO, without SLOs of the last one; if no level meets
+        them, of the nearest miss: the level whose largest ratio is smallest.
+        """
+        if measured.state != "complete":
+            return Verdict(None, None, None)
+        level = self._choose(measured)
+        if level is None:
+            reasons = [reason for each in measured.levels for reason in each.reasons]
+            return Verdict(None, None, None, note="; ".join(["no level could be measured", *dict.fromkeys(reasons)]))
+        miss = _misses(self.ratios(level))
+        value = self._value(level, baseline, gpus)
+        notes = [*_invalid_notes(measured), *self._doubts(level)]
+        if value is None:
+            notes.append("no baseline to compare with" if self.balance else f"{self.label} was not measured")
+        return Verdict(level, value, not miss if self.slo else None, miss, "; ".join(notes) or None)
+
+    def _choose(self, measured: Measured) -> LevelStats | None:
+        usable = [level for level in measured.levels if level.valid and level.completed > 0]
+        if not usable or not self.slo:
+            return usable[-1] if usable else None
+        usable.sort(key=_load)
+        met = [level for level in usable if not _misses(self.ratios(level))]
+        return met[-1] if met else min(usable, key=lambda level: max(self.ratios(level).values()))
+
+    def _value(self, level: LevelStats, baseline: Measured | None, gpus: int) -> float | None:
+        if self.metric:
+            return self.metric.get(level, gpus)
+        base = self._choose(baseline) if baseline else None
+        weights = {name: weight for name, weight in (self.balance or {}).items() if weight}
+        log_sum = 0.0
+        for name, weight in weights.items():
+            metric = METRICS[BALANCED[name]]
+            own, other = metric.get(level, gpus), metric.get(base, gpus) if base else None
+            if not own or not other:
+                return None
+            log_sum += weight * math.log(own / other if metric.direction == "maximize" else other / own)
+        return math.exp(log_sum / sum(weights.values()))
+
+    def _doubts(self, level: LevelStats) -> list[str]:
+        """Say which SLOs were judged on too few requests, and where requests failed."""
+        doubts = []
+        for name in self.slo:
+            dist, stat = _dist_of(level, name)
+            if dist is None:
+                doubts.append(f"{name} was not measured")
+            elif dist.n < stat.min_n:
+                doubts.append(f"{name} rests on {dist.n} requests, {stat.min_n} would make it sure")
+        if level.failed:
+            doubts.append(f"{level.failed} of {level.failed + level.completed} requests failed")
+        return doubts
+
+    def rank(self, verdict: Verdict) -> tuple[float, ...]:
+        """Return a sort key, the best trial first: eligible ones by value, then the nearest misses, then the rest."""
+        if verdict.value is None:
+            return (2,)
+        signed = -verdict.value if self.direction == "maximize" else verdict.value
+        return (0, signed) if verdict.eligible else (1, max(verdict.miss.values(), default=math.inf), signed)
+
+    def better(self, a: Verdict, b: Verdict) -> bool:
+        return self.rank(a) < self.rank(b)
+
+
+def _dist_of(level: LevelStats, name: str) -> tuple[Dist | None, Stat]:
+    """Return the latency that a name such as ttft_p99 speaks of, and the statistic of it."""
+    kind, _, stat = name.partition("_")
+    return LATENCIES[kind][1](level), STATS[stat]
+
+
+def _misses(ratios: Mapping[str, float]) -> dict[str, float]:
+    return {name: ratio for name, ratio in ratios.items() if ratio > 1}
+
+
+def _load(level: LevelStats) -> float:
+    """Return the load that a level's name tells: 64 for "c=64". Sorting is stable, so other names keep their order."""
+    try:
+        return float(level.level.partition("=")[2])
+    except ValueError:
+        return 0.0
+
+
+def _invalid_notes(measured: Measured) -> list[str]:
+    return [
+        f"{level.level} is not valid ({', '.join(level.reasons) or 'no reason given'})"
+        for level in measured.levels
+        if not level.valid
+    ]

@@ -1,0 +1,165 @@
+"""The fake must be what it stands in for, or the tests that use it prove nothing."""
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fakes import running
+
+
+def ask(url: str, body: dict | None = None, **headers: str) -> tuple[int, str]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"} | headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "words"),
+    [
+        (
+            ["--gpu-memory-utilization", "0.98"],
+            {"FAKE_VLLM_FREE_FRAC": "0.9"},
+            "(72.00/80.00 GiB) on startup is less than desired GPU memory utilization (0.98, 78.40 GiB)",
+        ),
+        (["--gpu-memory-utilization", "0.2"], {}, "No available memory for the cache blocks"),
+        (
+            ["--gpu-memory-utilization", "0.25"],
+            {},
+            "To serve at least one request with the model's max seq len (32768)",
+        ),
+        (
+            ["--gpu-memory-utilization", "0.97", "--max-num-seqs", "4096"],
+            {},
+            "warming up sampler with 4096 dummy requests",
+        ),
+        (["--gpu-memory-utilization", "0.9"], {"FAKE_VLLM_WEIGHTS_GIB": "90"}, "Failed to load model - not enough GPU"),
+    ],
+)
+def test_memory_failures_name_their_cause_before_the_wrapper(args: list[str], env: dict[str, str], words: str) -> None:
+    code, log = running.fails("serve", "m", "--port", str(running.free_port()), *args, **env)
+    assert code == 1
+    assert words in log
+    assert log.index(words) < log.index("Engine core initialization failed. See root cause above.")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["--swap-space", "4"], 2, "vllm serve: error: unrecognized arguments: --swap-space"),
+        (["--performance-mode", "fast"], 2, "argument --performance-mode: invalid choice: 'fast'"),
+        (
+            ["--max-num-seqs", "64", "--max-num-batched-tokens", "32"],
+            1,
+            "must be greater than or equal to max_num_seqs",
+        ),
+        (["--block-size", "0"], 1, "1 validation error for CacheConfig"),
+    ],
+)
+def test_bad_flags(args: list[str], code: int, words: str) -> None:
+    got, log = running.fails("serve", "m", *args)
+    assert got == code
+    assert words in log
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("gated", 1, "You are trying to access a gated repo."),
+        ("model_missing", 1, "is not a valid model identifier"),
+        ("die_at_start", 1, "Engine core initialization failed"),
+    ],
+)
+def test_faults_at_start(fault: str, code: int, words: str) -> None:
+    got, log = running.fails("serve", "m", "--port", str(running.free_port()), FAKE_VLLM_FAULT=fault)
+    assert got == code
+    assert words in log
+
+
+def test_a_config_file_loses_false_and_yields_to_the_command_line(tmp_path: Path) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text(
+        "max_num_seqs: 32\nenable-prefix-caching: false\nno-enable-chunked-prefill: true\nblock-size: 32\n"
+    )
+    with running.fake_vllm(tmp_path, "--config", str(config), "--block-size", "64") as url:
+        _, metrics = ask(url + "/metrics")
+        args = (tmp_path / "fake.log").read_text()
+    assert 'block_size="64"' in metrics
+    assert 'enable_prefix_caching="True"' in metrics
+    assert "'max_num_seqs': 32" in args
+    assert "'enable_chunked_prefill': False" in args
+
+
+def test_the_engine_outlives_a_killed_server_and_not_a_stopped_one(tmp_path: Path) -> None:
+    for number, outlives in ((signal.SIGTERM, False), (signal.SIGKILL, True)):
+        port = running.free_port()
+        process = running.start("serve", "m", "--host", "127.0.0.1", "--port", str(port), log=tmp_path / "log")
+        running.wait_ready(process, port)
+        [engine] = psutil.Process(process.pid).children()
+        assert engine.name().startswith("VLLM::EngineCor")
+        assert engine.cmdline()[0] == "VLLM::EngineCore"
+        process.send_signal(number)
+        process.wait(timeout=10)
+        time.sleep(0.1)
+        assert engine.is_running() == outlives
+        running.kill_group(process)
+
+
+def test_a_dead_engine_ends_the_server_with_exit_code_0(tmp_path: Path) -> None:
+    port = running.free_port()
+    process = running.start("serve", "m", "--host", "127.0.0.1", "--port", str(port), log=tmp_path / "log")
+    try:
+        running.wait_ready(process, port)
+        os.kill(psutil.Process(process.pid).children()[0].pid, signal.SIGKILL)
+        assert process.wait(timeout=10) == 0
+    finally:
+        running.kill_group(process)
+    assert "EngineDeadError" in (tmp_path / "log").read_text()
+
+
+def test_answers_have_vllms_shape(tmp_path: Path) -> None:
+    body = {"model": "served", "prompt": [5, 6, 7], "max_tokens": 5}
+    with running.fake_vllm(tmp_path, "--served-model-name", "served", VLLM_API_KEY="secret") as url:
+        assert ask(url + "/v1/models") == (401, '{"error": "Unauthorized"}')
+        assert ask(url + "/health") == (200, "")
+        key = {"Authorization": "Bearer secret"}
+        code, answer = ask(url + "/v1/completions", body | {"model": "m"}, **key)
+        assert code == 404
+        assert json.loads(answer)["error"]["message"] == "The model `m` does not exist. Valid aliases: served."
+        _, answer = ask(url + "/v1/completions", body, **key)
+        assert json.loads(answer)["usage"]["completion_tokens"] == 4  # without ignore_eos it stops by itself
+        messages = {"model": "served", "messages": [{"role": "user", "content": "a b"}], "max_tokens": 5}
+        options = {
+            "stream": True,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream_options": {"include_usage": True},
+        }
+        _, answer = ask(url + "/v1/chat/completions", messages | options, **key)
+    *events, done = [line.removeprefix("data: ") for line in answer.splitlines() if line]
+    role, *tokens, usage = [json.loads(event) for event in events]
+    assert done == "[DONE]"
+    assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [len(event["choices"][0]["token_ids"]) for event in tokens] == [1] * 5
+    assert "" in [event["choices"][0]["delta"]["content"] for event in tokens]
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 5
+
+
+def test_an_occupied_port_is_found_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with running.fake_vllm(tmp_path) as url:
+        code, log = running.fails("serve", "m", "--host", "127.0.0.1", "--port", url.rpartition(":")[2])
+    assert code == 1
+    assert "OSError: [Errno 98] Address already in use" in log
+    assert "Loading" not in log

@@ -1,0 +1,238 @@
+"""The client against a running server; what it says must agree with what the server was told to do."""
+
+import asyncio
+import resource
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sweep.errors import ConfigError
+from sweep.load.client import Target, Warmup, complete_once, probe, run_level, served_models
+from sweep.load.prompts import PromptSource
+from sweep.load.stamps import allow_open_files
+from sweep.load.workload import LoadSection
+from sweep.model import LoadRun
+from tests.fakes.running import fake_vllm, free_port
+
+BASE = {"prompt": {"tokens": 32}, "output": {"tokens": 8}, "concurrency": 4, "requests": 12}
+SHORT = Warmup(0.1, 0.3, lambda _bins: False)
+
+
+def drive(url: str, warmup: Warmup = SHORT, *, vllm: bool = True, **load_fields: object) -> LoadRun:
+    load = LoadSection.model_validate(BASE | load_fields)
+    prompts = PromptSource(load.prompt, 1, 2, text=load.endpoint == "chat" or not vllm)
+    target = Target(url, "m", endpoint=load.endpoint, vllm=vllm)
+    return asyncio.run(run_level(target, load.levels()[0], load, prompts=prompts, workload_seed=3, warmup=warmup))
+
+
+def statuses(run: LoadRun, *, counted: bool = True) -> Counter[str]:
+    return Counter(record.status for record in run.records if record.counted == counted)
+
+
+def test_readiness_is_a_real_completion(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path) as url:
+        target = Target(url, "m")
+        assert asyncio.run(served_models(target)) == ["m"]
+        record = asyncio.run(complete_once(target, [1000, 1001], 3))
+        chat = asyncio.run(complete_once(Target(url, "m", endpoint="chat"), "good morning", 3))
+        wrong = asyncio.run(complete_once(Target(url, "other"), [1000], 3))
+    assert (record.status, record.output_tokens, record.prompt_tokens, record.token_count) == ("ok", 3, 2, "exact")
+    assert record.t_start_ns <= record.t_send_ns <= record.t_headers_ns <= record.chunks[0][0] <= record.t_end_ns
+    assert (chat.status, chat.output_tokens) == ("ok", 3)
+    assert wrong.status == "http_404"
+    assert wrong.error == "The model `other` does not exist. Valid aliases: m."
+
+
+def test_a_missing_key_is_recognised(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path, VLLM_API_KEY="secret") as url:
+        record = asyncio.run(complete_once(Target(url, "m"), [1000], 1))
+        with pytest.raises(ValueError, match="HTTP 401: Unauthorized"):
+            asyncio.run(served_models(Target(url, "m")))
+        assert asyncio.run(served_models(Target(url, "m", "secret"))) == ["m"]
+    assert (record.status, record.error) == ("http_401", "Unauthorized")
+
+
+def test_a_closed_loop_counts_exactly_what_was_asked_for(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path) as url:
+        run = drive(url)
+    assert statuses(run) == {"ok": 12}
+    assert statuses(run, counted=False)["ok"] > 0
+    assert run.start_ns < run.window_start_ns < run.window_end_ns <= run.end_ns
+    assert run.stamp_source == "kernel"
+    for record in run.records:
+        assert record.request_id.startswith("warmup-") != record.counted
+        if record.counted:
+            assert record.t_start_ns >= run.window_start_ns
+            assert (record.output_tokens, record.prompt_tokens) == (8, 32)
+    # The load was kept up: until the window's end there were always four requests under way.
+    ended = [r for r in run.records if r.t_end_ns >= run.window_end_ns and r.t_start_ns < run.window_end_ns]
+    assert 3 <= len(ended) <= 5
+
+
+def test_a_window_of_time_counts_what_starts_within_it(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path) as url:
+        run = drive(url, requests=None, seconds=0.4)
+    counted = [r for r in run.records if r.counted]
+    assert {r.status for r in counted} == {"ok"}
+    assert all(run.window_start_ns <= r.t_start_ns <= run.window_start_ns + 0.45e9 for r in counted)
+
+
+def test_the_window_opens_when_the_load_is_steady(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def third_time(bins: Sequence[float]) -> bool:
+        seen.append(len(bins))
+        return len(seen) == 3
+
+    with fake_vllm(tmp_path) as url:
+        run = drive(url, Warmup(0.2, 30, third_time))
+    assert run.steady
+    assert len(seen) == 3
+    assert statuses(run) == {"ok": 12}
+
+
+def test_an_open_loop_keeps_its_schedule(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path, "--max-num-seqs", "1", "--max-num-batched-tokens", "512", FAKE_VLLM_SPEED="2") as url:
+        run = drive(url, concurrency=None, rate=40, requests=15)
+    due = [r.t_sched_ns for r in run.records]
+    assert due == sorted(due)
+    counted = [r for r in run.records if r.counted]
+    assert len(counted) == 15
+    assert all(r.t_sched_ns >= run.window_start_ns for r in counted)
+    # The server takes one request at a time, about 50 ms each; arrivals go on all the same, and their waits show.
+    assert max(r.chunks[0][0] - r.t_sched_ns for r in counted) > 4 * (run.window_end_ns - run.window_start_ns) / 15 / 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        ("http_500_every=3", "http_500"),
+        ("http_503_every=3", "http_503"),
+        ("inband_error_every=3", "inband_error"),
+        ("cut_every=3", "truncated"),
+    ],
+)
+def test_failures_are_told_apart_and_counted(tmp_path: Path, fault: str, status: str) -> None:
+    with fake_vllm(tmp_path, FAKE_VLLM_FAULT=fault) as url:
+        run = drive(url, requests=24)
+    found = statuses(run)
+    assert set(found) == {"ok", status}
+    assert 4 <= found[status] <= 12
+    assert all(r.error for r in run.records if r.status == status)
+
+
+def test_a_server_that_dies_ends_the_load(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path, FAKE_VLLM_FAULT="engine_dead_after=30") as url:
+        run = drive(url, requests=10_000)
+    found = statuses(run)
+    assert found["ok"] > 0
+    assert found["inband_error"] > 0
+    assert found["connect"] > 0
+
+
+def test_nobody_at_the_address_ends_the_load_at_once() -> None:
+    run = drive(f"http://127.0.0.1:{free_port()}", Warmup(30, 60, lambda _bins: True))
+    assert statuses(run, counted=False)["connect"] >= 8
+    assert not run.steady
+    assert (run.end_ns - run.start_ns) / 1e9 < 20
+
+
+def test_streams_that_stall_are_found_by_the_client_alone(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path, FAKE_VLLM_FAULT="hang_stream_after=20") as url:
+        run = drive(url, requests=10_000, stall_timeout_s=0.5, output={"tokens": 64})
+    assert statuses(run)["timeout_stall"] + statuses(run, counted=False)["timeout_stall"] > 0
+
+
+def test_a_request_without_its_first_token_times_out(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path, FAKE_VLLM_FAULT="hang_stream_after=0") as url:
+        run = drive(url, requests=2, request_timeout_s=0.3)
+    assert statuses(run, counted=False)["timeout_ttft"] > 0
+
+
+def test_a_server_that_is_not_vllm_is_asked_plainly(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path, FAKE_VLLM_FAULT="plain_openai") as url:
+        target, record = asyncio.run(probe(Target(url, "m"), [1000], "good morning", 4))
+        assert not target.vllm
+        assert (record.status, record.token_count) == ("ok", "usage")
+        run = drive(url, vllm=False, endpoint="chat")
+    assert statuses(run) == {"ok": 12}
+    assert {r.output_tokens for r in run.records if r.counted} == {6}  # it ends by itself
+
+
+def test_cancelling_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def cancel(url: str) -> int:
+        load = LoadSection.model_validate(BASE | {"requests": 10_000})
+        run = run_level(
+            Target(url, "m"),
+            load.levels()[0],
+            load,
+            prompts=PromptSource(load.prompt, 1, 2),
+            workload_seed=3,
+            warmup=SHORT,
+        )
+        task = asyncio.create_task(run)
+        await asyncio.sleep(0.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return len(asyncio.all_tasks())
+
+    with fake_vllm(tmp_path) as url:
+        assert asyncio.run(cancel(url)) == 1
+
+
+def test_a_busy_client_does_not_move_the_stamps() -> None:
+    """A server writes one event every 20 ms and notes when; meanwhile the client's loop is blocked again and again."""
+    written: list[int] = []
+    body = b'data: {"choices":[{"index":0,"text":"a","token_ids":[1],"finish_reason":null}]}\n\n'
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.recv(65536)
+            connection.sendall(
+                b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
+            for _ in range(15):
+                time.sleep(0.02)
+                written.append(time.perf_counter_ns())
+                connection.sendall(f"{len(body):x}\r\n".encode() + body + b"\r\n")
+            connection.sendall(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+    async def ask() -> list[int]:
+        async def hog() -> None:
+            while True:
+                time.sleep(0.015)
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(hog())
+        record = await complete_once(Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "m"), [1], 15)
+        task.cancel()
+        return [at for at, _ in record.chunks]
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with listener:
+        received = asyncio.run(ask())
+        thread.join()
+    late_ms = sorted((at - sent) / 1e6 for at, sent in zip(received, written, strict=True))
+    assert late_ms[7] < 2  # the median; a stamp taken by the blocked loop would be 7 ms late on average
+
+
+def test_open_files_are_raised_or_refused() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        allow_open_files(400)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 528
+        with pytest.raises(ConfigError, match="ulimit -Hn"):
+            allow_open_files(10**9)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,0 +1,128 @@
+import itertools
+import json
+
+import pytest
+from hypothesis import given, strategies as st
+
+from sweep.load.sse import EventDecoder, Stream, error_words, read_stream
+
+USAGE = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}}
+
+
+def text(value: str, *, finish: str | None = None, **more: object) -> dict:
+    return {"choices": [{"index": 0, "text": value, "finish_reason": finish, **more}]}
+
+
+def delta(finish: str | None = None, ids: list[int] | None = None, **fields: object) -> dict:
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish, "token_ids": ids}]}
+
+
+def wire(*documents: dict, done: bool = True) -> bytes:
+    data = [json.dumps(d, ensure_ascii=False).encode() for d in documents] + [b"[DONE]"] * done
+    return b"".join(b"data: " + item + b"\n\n" for item in data)
+
+
+def read(*documents: dict, done: bool = True, vllm: bool = True) -> Stream:
+    return read_stream(
+        [(10 + i, wire(d, done=False)) for i, d in enumerate(documents)] + [(99, wire(done=done))], vllm=vllm
+    )
+
+
+@given(
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+    newline=st.sampled_from([b"\n", b"\r\n"]),
+    comment=st.sampled_from([b"", b": ping\n\n", b"event: x\nid: 4\n"]),
+)
+def test_events_do_not_depend_on_how_the_stream_was_cut(cuts: list[int], newline: bytes, comment: bytes) -> None:
+    expected = [b'{"a": "\xe4\xb8\xad"}', b'{"b":\n2}', b"[DONE]"]
+    body = comment + b'data: {"a": "\xe4\xb8\xad"}\n\ndata:{"b":\ndata: 2}\n\n' + comment + b"data: [DONE]\n\n"
+    body = body.replace(b"\n", newline)
+    edges = sorted({0, len(body), *(cut for cut in cuts if cut < len(body))})
+    decoder = EventDecoder()
+    events = [e for a, b in itertools.pairwise(edges) for e in decoder.feed(body[a:b])]
+    assert events + decoder.close() == expected
+
+
+@given(cuts=st.lists(st.integers(1, 600), max_size=10))
+def test_tokens_do_not_depend_on_how_the_stream_was_cut(cuts: list[int]) -> None:
+    body = wire(
+        delta(role="assistant", content=""), delta(content="中", ids=[1]), delta("length", [2, 3], content=""), USAGE
+    )
+    edges = sorted({0, len(body), *(cut for cut in cuts if cut < len(body))})
+    stream = read_stream([(b, body[a:b]) for a, b in itertools.pairwise(edges)], vllm=True)
+    assert [count for _, count in stream.chunks] == [1, 2]
+    assert (stream.done, stream.finish_reason, stream.tokens, stream.counts) == (True, "length", 3, "exact")
+    first_end = body.index(b"\n\n", body.index(b'token_ids": [1]')) + 2
+    assert stream.chunks[0][0] == min(edge for edge in edges if edge >= first_end)
+
+
+def test_a_role_alone_is_no_token_and_an_empty_text_may_be_one() -> None:
+    stream = read(
+        delta(role="assistant", content=""), delta(content="", ids=[4]), delta("length", [5], content="x"), USAGE
+    )
+    assert stream.chunks == [(11, 1), (12, 1)]
+
+
+def test_ids_decide_over_text() -> None:
+    stream = read(text("a", token_ids=[1, 2, 3]), text("", finish="length", token_ids=[]), USAGE)
+    assert stream.chunks == [(10, 3)]
+    assert stream.counts == "exact"
+
+
+def test_usage_that_grows_with_the_stream_counts_exactly() -> None:
+    documents = [text(t) | {"usage": {"completion_tokens": n}} for t, n in (("a", 1), ("bcd", 3), ("", 4))]
+    stream = read(*documents, vllm=False)
+    assert stream.chunks == [(10, 1), (11, 2), (12, 1)]
+    assert stream.counts == "exact"
+
+
+def test_usage_at_the_end_gives_the_total_and_chunks_the_times() -> None:
+    stream = read(text("a"), text("b"), {**USAGE, "usage": {"completion_tokens": 6}}, vllm=False)
+    assert stream.chunks == [(10, 3), (11, 3)]
+    assert stream.counts == "usage"
+
+
+def test_usage_on_the_last_chunk_is_a_total_too() -> None:
+    last = text("b", finish="stop") | {"usage": {"completion_tokens": 4}}
+    stream = read(text("a"), last, vllm=False)
+    assert (stream.tokens, stream.counts) == (4, "usage")
+
+
+def test_without_usage_each_chunk_with_content_is_a_token() -> None:
+    stream = read(
+        delta(role="assistant"), delta(reasoning="hm"), delta(content=""), delta("stop", content="x"), vllm=False
+    )
+    assert stream.chunks == [(11, 1), (13, 1)]
+    assert stream.counts == "approx"
+
+
+def test_of_vllm_an_empty_chunk_without_ids_is_a_part_of_a_character() -> None:
+    assert read(text(""), text("中"), text("", finish="length")).tokens == 2
+
+
+@pytest.mark.parametrize("error", [{"message": "it broke", "code": 500}, "it broke"])
+def test_an_error_inside_the_stream_is_found(error: object) -> None:
+    stream = read(text("a", token_ids=[1]), {"error": error})
+    assert stream.error == "it broke"
+
+
+def test_a_stream_that_was_cut_off_is_not_done() -> None:
+    body = wire(text("a", token_ids=[1]), text("b", token_ids=[2]), done=False)
+    stream = read_stream([(1, body[:-20])], vllm=True)
+    assert not stream.done
+    assert stream.tokens == 1
+
+
+def test_words_of_errors() -> None:
+    assert error_words({"error": "Unauthorized"}) == "Unauthorized"
+    assert error_words({"error": {"message": "a\n  b"}}) == "a b"
+    assert len(error_words("x" * 1000)) == 300
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.integers(0, 200))
+def test_scaling_keeps_the_total_and_the_order(counts: list[int], total: int) -> None:
+    documents = [text("a") for _ in counts]
+    stream = read(*documents, {"choices": [], "usage": {"completion_tokens": total}}, vllm=False)
+    assert stream.tokens == total
+    assert stream.chunks == sorted(stream.chunks)
+    assert all(count > 0 for _, count in stream.chunks)
