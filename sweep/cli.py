@@ -84,7 +84,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    from sweep.run.bench_arguments import add_arguments
+    from sweep.run.bench_args import add_arguments
 
     add_arguments(parser)
     parser.set_defaults(run=_bench)

@@ -90,8 +90,9 @@ def _flag_problems(config: SweepConfig) -> Iterator[str]:
                 f"search.params.{name}: changes answers or accepted lengths, not only speed;"
                 " set search.allow_quality_change: true to sweep it all the same"
             )
-    for key, flags in [("search.params", search.params), *_entries(config)]:
-        for name in flags:
+    named = [("search.params", list(search.params)), *((key, list(flags)) for key, flags in _entries(config))]
+    for key, names in named:
+        for name in names:
             if reason := refusal(name, allow_remote_code=config.serve.allow_remote_code):
                 yield f"{key}.{name}: cannot be set here: {reason}"
 
@@ -167,7 +168,9 @@ def _describe(error: ValidationError, document: YamlFile) -> Iterator[str]:
             message = f"unknown key{did_you_mean(str(key[-1]), known)}; known here: {', '.join(known)}"
         elif item["type"] == "missing":
             message = "is missing"
-        yield f"{document.where(key)}: {dotted}: {message[:1].lower() + message[1:]}"
+        if message[1:2].islower():  # pydantic's own sentences; a name such as HF_TOKEN keeps its spelling
+            message = message[:1].lower() + message[1:]
+        yield f"{document.where(key)}: {dotted}: {message}"
 
 
 def _is_schema_noise(part: str | int, document: YamlFile, location: tuple[str | int, ...]) -> bool:

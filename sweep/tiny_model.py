@@ -26,8 +26,9 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # head_dim 64 suits every attention backend; 2.6 million parameters.
+_VOCABULARY = 1024
 _CONFIG = {
-    "vocab_size": 1024,
+    "vocab_size": _VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 4,
@@ -72,7 +73,7 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=_CONFIG["vocab_size"],
+        vocab_size=_VOCABULARY,
         special_tokens=list(_SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -115,7 +115,7 @@ class _Builder:
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         plain = node.style is None
         try:
-            value = self._scalars.construct_object(node)  # type: ignore[no-untyped-call]
+            value = self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError, ArithmeticError):
             raise self._error(node, f"{node.value[:40]!r} cannot be read; put text in quotes") from None
         if plain and isinstance(value, int) and not isinstance(value, bool) and not node.value.lstrip("+-").isdecimal():

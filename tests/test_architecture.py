@@ -47,7 +47,7 @@ HEAVY = {
     "pynvml": {"run/environment.py"},
     "torch": {"tiny_model.py"},
     "transformers": {"tiny_model.py"},
-    "vllm": {"serve/parser_child.py"},
+    "vllm": {"serve/vllm_child.py"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

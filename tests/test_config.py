@@ -59,9 +59,9 @@ def test_overrides_from_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("trials: 5", "trails: 5", [":15:", "run.trails", "did you mean 'trials'"]),
-        ("trials: 5", "trials: 0", [":15:", "run.trials", "greater than or equal to 1"]),
-        ("name: good", "name: ../bad", [":15:", "run.name", "folder"]),
+        ("trials: 5", "trails: 5", [":14:", "run.trails", "did you mean 'trials'"]),
+        ("trials: 5", "trials: 0", [":14:", "run.trials", "greater than or equal to 1"]),
+        ("name: good", "name: ../bad", [":14:", "run.name", "folder"]),
         ("serve:", "server:", [":1:", "server", "did you mean 'serve'"]),
         ("  model: some/model\n", "", ["serve.model", "missing"]),
         ("concurrency: 8", "concurrency: 8\n  rate: 2", ["load", "rate"]),

@@ -13,6 +13,7 @@ from sweep.run.loop import first_guess_s
 from sweep.run.night import plan_text
 from sweep.run.preflight import config_file, preflight
 from sweep.serve.kind import argv
+from sweep.text import flag_value
 
 
 def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
@@ -42,11 +43,14 @@ def check_text(document: dict[str, Any]) -> str:
     lines = [document["plan"], "", "Swept:"]
     lines += [f"  {name}: {_values(values)}" for name, values in document["swept"].items()]
     lines += ["", "Trial 0, the baseline, is started with"]
-    lines += [f"  {name}: {value}" for name, value in document["baseline"].items()]
+    lines += [f"  {name}: {flag_value(value)}" for name, value in document["baseline"].items()]
     resolved = document["baseline_resolved"]
     if resolved:
         lines += ["where vLLM's own defaults give"]
-        lines += [f"  {name}: {'not known before the launch' if v is None else v}" for name, v in resolved.items()]
+        lines += [
+            f"  {name}: {'not known before the launch' if value is None else flag_value(value)}"
+            for name, value in resolved.items()
+        ]
     lines += ["", f"Command: {document['command']}"]
     if document["vllm_version"]:
         lines += [f"The flags were read by the parser of the installed vLLM {document['vllm_version']}."]
@@ -54,5 +58,5 @@ def check_text(document: dict[str, Any]) -> str:
 
 
 def _values(values: list[Any]) -> str:
-    shown = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    shown = [flag_value(value) for value in values]
     return ", ".join(shown) if len(shown) <= 12 else f"{', '.join(shown[:4])}, … {shown[-1]} ({len(shown)} values)"

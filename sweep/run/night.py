@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from sweep.config import SweepConfig, config_from_data, parse_until
 from sweep.errors import SweepError
@@ -139,7 +140,7 @@ async def rebuild(root: Path, notes: Sequence[str] = ()) -> StudyView:
     return view
 
 
-def run_interruptibly(work: Callable[[], asyncio.Future[int]]) -> int:
+def run_interruptibly(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run asynchronous work to its end. A first SIGINT, SIGTERM or SIGHUP ends it cleanly and makes the exit code.
 
     A second signal changes nothing: the server is being ended already, and that takes a minute at most.

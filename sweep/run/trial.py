@@ -101,7 +101,7 @@ class _Bench:
     async def _level(self, server: Server, scraper: Scraper, level: Level, number: int) -> Failure | None:
         run = await _unless_it_dies(server, self._run(server, level, number))
         if run is None:
-            return server.failure("load")
+            return await server.failure("load")
         # One more second, so that the scrape after the window has been made.
         await asyncio.sleep(1.1)
         stats = level_stats(run, self._job.slo, scraper.window(run.window_start_ns, run.window_end_ns))
@@ -152,7 +152,7 @@ async def _why_nothing_came(server: Server, stats: LevelStats) -> Failure:
     """Find out why not one request succeeded. A dying server gets some time to say so in its log."""
     with suppress(TimeoutError):
         await asyncio.wait_for(server.exited(), _DEATH_PATIENCE_S)
-    found = server.failure("load")
+    found = await server.failure("load")
     if found.kind != "other":
         return found
     errors = ", ".join(f"{count} x {status}" for status, count in stats.errors.items()) or "nothing was answered"

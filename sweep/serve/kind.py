@@ -160,6 +160,12 @@ def argv(launch: Launch, port: int) -> list[str]:
     ]
 
 
+def served_model(launch: Launch) -> str:
+    """Return the name under which requests ask for the model."""
+    name = launch.flags.get("served-model-name", launch.model)
+    return str(name[0] if isinstance(name, list) else name)
+
+
 def clean_env(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that any vLLM of a sweep starts from."""
     env = {name: value for name, value in inherited.items() if not name.startswith(_NOT_INHERITED)}

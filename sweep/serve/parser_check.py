@@ -1,4 +1,4 @@
-"""What the vLLM that will serve makes of a config file: read by its own parser, in a child process, without a launch."""
+"""What the vLLM that will serve makes of a config file: its own parser reads it in a child process, launching nothing."""
 
 from __future__ import annotations
 

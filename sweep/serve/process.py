@@ -24,7 +24,7 @@ from sweep.errors import EnvironmentFault
 from sweep.model import Failure, Launch, Phase, ServerFacts
 from sweep.serve import vllm_log
 from sweep.serve.failures import classify, read_log
-from sweep.serve.kind import CONFIG_NAME, MARKER, argv, child_env
+from sweep.serve.kind import CONFIG_NAME, MARKER, argv, child_env, served_model
 from sweep.serve.vllm_flags import config_text
 
 LOG_NAME = "server.log"
@@ -37,6 +37,9 @@ _HTTP_TIMEOUT = aiohttp.ClientTimeout(total=5)
 _GROUP_GRACE_S = 2.0
 # A killed process can be held up in the driver for as long as this; longer is a machine that needs a person.
 _KILL_TIMEOUT_S = 30.0
+# Python's own helper, which removes the shared memory of processes that were killed once the last of them is gone.
+_TRACKER = "multiprocessing.resource_tracker"
+_TRACKER_GRACE_S = 2.0
 # The path of a Unix socket ends at 107 bytes, and vLLM appends 37 to this folder's.
 _LONGEST_TMP = 40
 
@@ -50,7 +53,7 @@ class Server:
     def __init__(self, launch: Launch, *, on_progress: Callable[[str], None] = lambda _: None) -> None:
         self.launch = launch
         self.api_key = secrets.token_urlsafe(24)
-        self.served_model = _served_model(launch)
+        self.served_model = served_model(launch)
         self.log_path = Path(launch.trial_dir) / LOG_NAME
         self.port = 0
         self._on_progress = on_progress
@@ -267,12 +270,14 @@ class Server:
         return self._stopping.result()
 
     async def _stop(self) -> tuple[int, ...]:
-        if self._process is not None:
-            await self._ask_to_end(self._process)
-            self.kill()
+        if self._process is None:
+            return await _end_all(self.launch.trial_dir, None)
+        await self._ask_to_end(self._process)
+        left = await _end_all(self.launch.trial_dir, self._process.pid)
+        self.kill()
+        if self._process.pid not in left:
             await self._process.wait()
-        pgid = None if self._process is None else self._process.pid
-        return await _end_all(self.launch.trial_dir, pgid)
+        return left
 
     async def _ask_to_end(self, process: asyncio.subprocess.Process) -> None:
         # The leader alone first: a second SIGTERM in the middle of its cleaning up would kill the engine.
@@ -337,13 +342,14 @@ class _Progress:
 async def _end_all(trial_dir: str, pgid: int | None) -> tuple[int, ...]:
     """Kill until nobody of the launch is left, then remove its temporary folder. A zombie is nobody."""
     marker = marker_of(trial_dir)
-    patience = monotonic() + _KILL_TIMEOUT_S
-    while (left := _members(marker, pgid)) and monotonic() < patience:
+    begun = monotonic()
+    while (left := _members(marker, pgid)) and monotonic() - begun < _KILL_TIMEOUT_S:
         for process in left:
             with suppress(psutil.Error):
-                process.kill()
+                if monotonic() - begun > _TRACKER_GRACE_S or _TRACKER not in " ".join(process.cmdline()):
+                    process.kill()
         await asyncio.sleep(0.05)
-        _reap(process.pid for process in left)
+        _reap(process.pid for process in left if process.pid != pgid)  # asyncio waits for the leader
     _remove_tmp(marker)
     return tuple(process.pid for process in left)
 
@@ -392,8 +398,3 @@ def _tmp_root() -> str:
 
 def _tmp_prefix(marker: str) -> str:
     return f"sweep-{marker}-"
-
-
-def _served_model(launch: Launch) -> str:
-    name = launch.flags.get("served-model-name", launch.model)
-    return str(name[0] if isinstance(name, list) else name)
