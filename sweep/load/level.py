@@ -67,7 +67,8 @@ class LevelRun:
         self._flight_ns = 0  # integral of the number of requests in flight
         self._flight_since_ns = 0
         self._bytes = 0
-        self._last_byte_ns = 0
+        self._last_byte_ns = 0  # or the time at which the server got something to do again
+        self._longest_quiet_ns = 0
 
     async def run(self) -> None:
         """Drive the load to its end. Cancelling it ends every request, and leaves no task behind."""
@@ -175,6 +176,8 @@ class LevelRun:
         )
         self.attempts.append(attempt)
         self._count_flight(now)
+        if not self._active:
+            self._last_byte_ns = now
         if counted:
             self._counted += 1
             self._counted_open += 1
@@ -204,21 +207,30 @@ class LevelRun:
     def received(self, count: int, at_ns: int) -> None:
         """Note bytes of any stream; called for every read, so it does next to nothing."""
         self._bytes += count
+        self._longest_quiet_ns = max(self._longest_quiet_ns, at_ns - self._last_byte_ns)
         self._last_byte_ns = at_ns
 
     async def _watch(self) -> None:
-        """End the streams that have begun and then stalled. One task for all, since a timer is dear at every read."""
+        """End what stalls: a stream that had begun, or the whole server. One task for all, a timer a read is dear."""
         limit_s = self._load.stall_timeout_s
         while True:
             await asyncio.sleep(min(1.0, limit_s / 4))
-            oldest = time.perf_counter_ns() - round(limit_s * _NS)
+            now = time.perf_counter_ns()
             for attempt, limit in self._active.items():
-                if attempt.pieces and attempt.pieces[-1][0] < oldest and not limit.expired():
+                if attempt.pieces and now - attempt.pieces[-1][0] > limit_s * _NS and not limit.expired():
                     attempt.status = "timeout_stall"
                     attempt.error = f"no byte for {limit_s:g} s on a stream that had begun"
                     limit.reschedule(asyncio.get_running_loop().time())
-                    if self._last_byte_ns < oldest:  # and none on any other stream
-                        self._over.set()
+            if self._has_stalled(now):
+                for attempt in self._active:
+                    attempt.status = "timeout_stall" if attempt.pieces else "timeout_ttft"
+                    attempt.error = f"no byte on any stream for {(now - self._last_byte_ns) / _NS:.1f} s"
+                self._over.set()
+
+    def _has_stalled(self, now: int) -> bool:
+        """Tell whether the server answers nobody any more; long prompts may have made it as silent before."""
+        patience_ns = max(self._load.stall_timeout_s * _NS, 2 * self._longest_quiet_ns)
+        return bool(self._active and self._bytes) and now - self._last_byte_ns > patience_ns
 
 
 @contextmanager

@@ -116,8 +116,12 @@ def _search(lines: Sequence[Line], phase: Phase) -> _Found | None:
     """Go through the log once, and keep the first line of the best rank."""
     best: _Found | None = None
     doing = _Doing(phase)
+    seen: set[Line] = set()
     for i, line in enumerate(lines):
         doing.see(line)
+        if line in seen:  # an error that repeats with every request says no more the second time
+            continue
+        seen.add(line)
         rule = _first_rule(line, below=WRAPPER + 1 if best is None else best.rule.rank)
         if rule is None:
             continue

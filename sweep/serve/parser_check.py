@@ -1,4 +1,4 @@
-"""What the vLLM that will serve makes of a config file: its own parser reads it in a child process, launching nothing."""
+"""What the vLLM that will serve makes of a config file, as its own parser reads it in a child process."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _POLL_S = 0.2
 _DYING_S = 6.0
 _HTTP_TIMEOUT = aiohttp.ClientTimeout(total=5)
 # Between the group's SIGTERM and its SIGKILL: what a worker needs to let go of its device.
-_GROUP_GRACE_S = 2.0
+_GROUP_GRACE_S = 5.0
 # A killed process can be held up in the driver for as long as this; longer is a machine that needs a person.
 _KILL_TIMEOUT_S = 30.0
 # Python's own helper, which removes the shared memory of processes that were killed once the last of them is gone.
@@ -135,7 +135,7 @@ class Server:
         return None if problem is None else await self._first_completion_failed(problem)
 
     async def _until_healthy(self, session: aiohttp.ClientSession, deadline: float) -> Failure | None:
-        progress = _Progress(self.log_path, self._on_progress)
+        progress = vllm_log.Progress(self.log_path, self._on_progress)
         while not await self._healthy(session):
             progress.read()
             if self._running().returncode is not None:
@@ -216,8 +216,10 @@ class Server:
 
     async def failure(self, phase: Phase) -> Failure:
         """Return why the server, or an answer of it, failed, as far as its log and its exit code say."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.exited(), _DYING_S)
+        async with aiohttp.ClientSession(timeout=_HTTP_TIMEOUT, trust_env=False) as session:
+            if not await self._healthy(session):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.exited(), _DYING_S)
         found = classify(self.log_path, exit_code=self.exit_code, phase=phase, **self._flag_names())
         if found.kind != "healthy":
             return found
@@ -286,7 +288,7 @@ class Server:
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), self.launch.stop_timeout_s)
         _signal_group(process.pid, signal.SIGTERM)
-        patience = monotonic() + _GROUP_GRACE_S
+        patience = monotonic() + min(_GROUP_GRACE_S, self.launch.stop_timeout_s)
         while monotonic() < patience:
             if not self._members():
                 break
@@ -313,30 +315,6 @@ def become_subreaper() -> bool:
     pr_set_child_subreaper = 36
     libc = ctypes.CDLL(None, use_errno=True)
     return hasattr(libc, "prctl") and libc.prctl(pr_set_child_subreaper, 1, 0, 0, 0) == 0
-
-
-class _Progress:
-    """Follows the log from where it was read last; tells when it last grew and which phase it has come to."""
-
-    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
-        self.grown_at = monotonic()
-        self._path = path
-        self._tell = tell
-        self._offset = 0
-        self._phase: str | None = None
-
-    def read(self) -> None:
-        with self._path.open("rb") as log:
-            log.seek(self._offset)
-            data = log.read(1 << 20)
-        if not data:
-            return
-        self._offset += len(data)
-        self.grown_at = monotonic()
-        found = [words for line in data.decode(errors="replace").splitlines() if (words := vllm_log.phase(line))]
-        if found and found[-1] != self._phase:
-            self._phase = found[-1]
-            self._tell(self._phase)
 
 
 async def _end_all(trial_dir: str, pgid: int | None) -> tuple[int, ...]:

@@ -258,7 +258,7 @@ def _spelt(value: FlagValue) -> Any:
 
 def config_text(model: str, revision: str | None, flags: Flags) -> str:
     """Return `to_config` as YAML, model first."""
-    return yaml.safe_dump(to_config(model, revision, flags), sort_keys=False, allow_unicode=True, width=1000)
+    return yaml.safe_dump(to_config(model, revision, flags), sort_keys=False, width=1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ Wordings are those of vLLM 0.6 to 0.32.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -121,3 +123,27 @@ def phase(line: str) -> str | None:
     """Return the phase of the start that this line of the log marks, or None."""
     text = strip(line).text
     return next((words for pattern, words in reversed(_PHASES) if pattern.search(text)), None)
+
+
+class Progress:
+    """Follows the log from where it was read last; tells when it last grew and which phase it has come to."""
+
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        self.grown_at = monotonic()
+        self._path = path
+        self._tell = tell
+        self._offset = 0
+        self._phase: str | None = None
+
+    def read(self) -> None:
+        with self._path.open("rb") as log:
+            log.seek(self._offset)
+            data = log.read(1 << 20)
+        if not data:
+            return
+        self._offset += len(data)
+        self.grown_at = monotonic()
+        found = [words for line in data.decode(errors="replace").splitlines() if (words := phase(line))]
+        if found and found[-1] != self._phase:
+            self._phase = found[-1]
+            self._tell(self._phase)

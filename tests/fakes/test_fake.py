@@ -1,5 +1,6 @@
 """The fake must be what it stands in for, or the tests that use it prove nothing."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sweep.load.client import Target, Warmup, run_level
+from sweep.load.prompts import PromptSource
+from sweep.load.workload import LoadSection
+from sweep.measure.scrape import Scraper
+from sweep.measure.summary import level_stats
+from sweep.model import LevelStats
 from tests.fakes import running
 
 
@@ -90,7 +97,8 @@ def test_faults_at_start(fault: str, code: int, words: str) -> None:
 def test_a_config_file_loses_false_and_yields_to_the_command_line(tmp_path: Path) -> None:
     config = tmp_path / "serve.yaml"
     config.write_text(
-        "max_num_seqs: 32\nenable-prefix-caching: false\nno-enable-chunked-prefill: true\nblock-size: 32\n"
+        "max_num_seqs: 32\nenable-prefix-caching: false\nno-enable-chunked-prefill: true\n"
+        "block-size: 32\nmax-model-len: 4096\n"
     )
     with running.fake_vllm(tmp_path, "--config", str(config), "--block-size", "64") as url:
         _, metrics = ask(url + "/metrics")
@@ -163,3 +171,48 @@ def test_an_occupied_port_is_found_before_the_model_is_loaded(tmp_path: Path) ->
     assert code == 1
     assert "OSError: [Errno 98] Address already in use" in log
     assert "Loading" not in log
+
+
+def measure(tmp_path: Path, *args: str, prefix: int = 0, tokens: int = 256, **env: str) -> LevelStats:
+    load = LoadSection.model_validate(
+        {
+            "concurrency": 12,
+            "requests": 60,
+            "prompt": {"tokens": tokens, "shared_prefix": prefix},
+            "output": {"tokens": 12},
+        }
+    )
+
+    async def run(url: str) -> LevelStats:
+        async with Scraper(url + "/metrics") as scraper:
+            done = await run_level(
+                Target(url, "m"),
+                load.levels()[0],
+                load,
+                prompts=PromptSource(load.prompt, 1, 2),
+                workload_seed=3,
+                warmup=Warmup(0.2, 0.4, lambda _bins: False),
+            )
+        return level_stats(done, {}, scraper.window(done.start_ns, done.end_ns))
+
+    with running.fake_vllm(tmp_path, *args, FAKE_VLLM_SPEED="2", **env) as url:
+        return asyncio.run(run(url))
+
+
+def test_flags_matter(tmp_path: Path) -> None:
+    free = measure(tmp_path, prefix=240)
+    narrow = measure(tmp_path, "--max-num-seqs", "3", prefix=240)
+    cold = measure(tmp_path, "--no-enable-prefix-caching", prefix=240)
+    assert free.output_tps > 2 * narrow.output_tps
+    assert narrow.server.queue_s > free.server.queue_s
+    assert free.ttft_s.p50 < cold.ttft_s.p50
+    assert free.server.prefix_hits_tokens > 0.7 * free.server.prefix_queries_tokens
+    assert cold.server.prefix_queries_tokens == 0
+
+
+def test_a_full_cache_preempts_and_every_request_still_gets_its_tokens(tmp_path: Path) -> None:
+    small = ["--max-model-len", "512", "--kv-cache-memory-bytes", str(1024 * 128 * 1024)]
+    stats = measure(tmp_path, *small, tokens=124)
+    assert (stats.completed, stats.failed) == (60, 0)
+    assert stats.server.preemptions > 0
+    assert stats.server.kv_usage_peak_frac > 0.8

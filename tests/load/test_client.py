@@ -129,10 +129,11 @@ def test_failures_are_told_apart_and_counted(tmp_path: Path, fault: str, status:
 def test_a_server_that_dies_ends_the_load(tmp_path: Path) -> None:
     with fake_vllm(tmp_path, FAKE_VLLM_FAULT="engine_dead_after=30") as url:
         run = drive(url, requests=10_000)
-    found = statuses(run)
+    found = statuses(run) + statuses(run, counted=False)
     assert found["ok"] > 0
     assert found["inband_error"] > 0
-    assert found["connect"] > 0
+    assert found["inband_error"] + found["http_500"] + found["connect"] >= 8
+    assert len(run.records) < 200
 
 
 def test_nobody_at_the_address_ends_the_load_at_once() -> None:
@@ -145,7 +146,9 @@ def test_nobody_at_the_address_ends_the_load_at_once() -> None:
 def test_streams_that_stall_are_found_by_the_client_alone(tmp_path: Path) -> None:
     with fake_vllm(tmp_path, FAKE_VLLM_FAULT="hang_stream_after=20") as url:
         run = drive(url, requests=10_000, stall_timeout_s=0.5, output={"tokens": 64})
-    assert statuses(run)["timeout_stall"] + statuses(run, counted=False)["timeout_stall"] > 0
+    found = statuses(run) + statuses(run, counted=False)
+    assert found["ok"] > 0
+    assert found["timeout_stall"] + found["timeout_ttft"] > 0
 
 
 def test_a_request_without_its_first_token_times_out(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+import asyncio
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from sweep.errors import EnvironmentFault
+from sweep.serve.failures import classify
+from sweep.serve.kind import ServeSection
+from sweep.serve.parser_check import check_configs
+from sweep.serve.vllm_flags import config_text
+
+FAKE = Path(__file__).parents[1] / "fakes" / "vllm.py"
+
+
+def check(tmp_path, command, **configs):
+    paths = {}
+    for name, flags in configs.items():
+        paths[name] = tmp_path / f"{name}.yaml"
+        paths[name].write_text(config_text(str(tmp_path), None, flags))
+    serve = ServeSection.model_validate({"model": "org/model", "command": command})
+    return asyncio.run(check_configs(serve, paths))
+
+
+def test_a_program_that_is_not_vllm_is_left_alone(tmp_path):
+    checked = check(tmp_path, [sys.executable, str(FAKE)], one={}, two={})
+    assert all("neither" in result.unchecked for result in checked.values())
+    assert all(result.error is None for result in checked.values())
+
+
+def test_an_environment_without_vllm_says_so(tmp_path):
+    bare = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
+    script = tmp_path / "vllm"
+    script.write_text(f"#!{bare}\n")
+    script.chmod(0o755)
+    package = tmp_path / "empty" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'vllm'\")\n")
+    serve = ServeSection.model_validate(
+        {"model": "org/model", "command": [str(script), "serve"], "env": {"PYTHONPATH": str(package.parent)}}
+    )
+    checked = asyncio.run(check_configs(serve, {"one": tmp_path / "one.yaml"}))
+    assert classify(checked["one"].error, exit_code=1, phase="start").kind == "version_mismatch"
+
+
+def test_a_missing_program_is_the_machines_fault(tmp_path):
+    with pytest.raises(EnvironmentFault):
+        check(tmp_path, ["no-such-vllm", "serve"], one={})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs an installed vLLM")
+def test_the_installed_vllm_reads_what_was_meant(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 512,'
+        ' "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 1024,'
+        ' "max_position_embeddings": 2048, "dtype": "bfloat16"}'
+    )
+    flags = {
+        "enable-prefix-caching": False,
+        "max-num-seqs": 8,
+        "served-model-name": ["a", "b"],
+        "hf-overrides": {"use_cache": False},
+        "compilation-config.cudagraph_copy_inputs": False,
+    }
+    checked = check(
+        tmp_path,
+        [sys.executable, "-m", "vllm.entrypoints.openai.api_server"],
+        defaults={},
+        meant=flags,
+        unknown={"max-num-sequences": 8},
+        refused={"max-num-seqs": 4096, "max-num-batched-tokens": 64},
+    )
+    meant, defaults = checked["meant"], checked["defaults"]
+    assert meant.error is None
+    assert {name: meant.parsed[name] for name in flags if "." not in name} == {
+        name: value for name, value in flags.items() if "." not in name
+    }
+    assert "'cudagraph_copy_inputs': False" in meant.parsed["compilation-config"]
+    assert (meant.resolved["enable-prefix-caching"], defaults.resolved["enable-prefix-caching"]) == (False, True)
+    assert (meant.resolved["max-num-seqs"], meant.resolved["max-model-len"]) == (8, 2048)
+    assert defaults.resolved["gpu-memory-utilization"] > 0.5
+    assert "unrecognized arguments: --max-num-sequences" in checked["unknown"].error
+    assert "usage" not in checked["unknown"].error
+    assert classify(checked["refused"].error, exit_code=1, phase="start").kind == "invalid_argument"
+    assert {result.vllm_version for result in checked.values()} == {meant.vllm_version}
