@@ -2,7 +2,7 @@
 
 SweepError
 ├── ConfigError        a file, a key or an argument is wrong            exit 2
-├── EnvironmentFault   this machine cannot run any trial                exit 4
+├── MachineError       this machine cannot run any trial                exit 4
 ├── LockedError        another process works on the study               exit 5
 └── StoppedError       the failure budget or an unclean GPU             exit 6
 
@@ -24,7 +24,7 @@ class ConfigError(SweepError):
     exit_code = 2
 
 
-class EnvironmentFault(SweepError):
+class MachineError(SweepError):
     """What every trial would suffer: no vLLM, no model, a gated repository, a full disk."""
 
     exit_code = 4

@@ -64,7 +64,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Dist:
-    """A distribution of `n` values, in seconds. Percentiles are Hyndman–Fan type 7, as numpy's default."""
+    """A distribution of `n` values, in seconds. Percentiles are Hyndman-Fan type 7, as numpy's default."""
 
     mean: float
     p50: float
@@ -98,7 +98,7 @@ class RequestRecord:
     status: str
     finish_reason: str | None = None
     error: str | None = None  # the server's own words, shortened; never prompt or answer text
-    token_count: Literal["exact", "usage", "approx"] = "exact"
+    token_count: Literal["exact", "usage", "approx"] = "exact"  # noqa: S105 - how tokens were counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
-    """What the server's own /metrics say of one window: differences of counters, means of histograms, peaks of gauges."""
+    """What the server's own /metrics say of a window: differences of counters, means of histograms, peaks of gauges."""
 
     queue_s: float | None = None  # mean per request that finished in the window
     prefill_s: float | None = None
@@ -284,7 +284,7 @@ class Verdict:
 
     @property
     def eligible(self) -> bool:
-        """Can this trial be the best one?"""
+        """Whether this trial can be the best one."""
         return self.value is not None and self.slo_met is not False
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config import SweepConfig, load_config
+from sweep.config import SweepConfig, config_from_data, load_config
 from sweep.errors import ConfigError
 
 GOOD = """\
@@ -75,7 +75,11 @@ def test_overrides_from_the_command_line(tmp_path: Path) -> None:
         ("args: {max-model-len: 1024}", "args: {max-model-len: 64}", ["120", "64"]),
         ("  params:", "  rules: [max-num-seq >= 2]\n  params:", [":6:", "max-num-seq", "did you mean"]),
         ("  params:", "  rules: [import os]\n  params:", [":6:", "rules"]),
-        ("  params:", "  baseline: {max-num-seqs: 9, max-num-batched-tokens: 8}\n  params:", [":6:", "breaks the rule"]),
+        (
+            "  params:",
+            "  baseline: {max-num-seqs: 9, max-num-batched-tokens: 8}\n  params:",
+            [":6:", "breaks the rule"],
+        ),
         ("  params:", "  baseline: vllm serve other/model\n  params:", [":6:", "other/model", "some/model"]),
         ("  params:", "  enqueue: [{port: 3}]\n  params:", [":6:", "port"]),
         ("{maximize: output_tps}", "{maximize: output_tsp}", [":5:", "output_tsp", "output_tps"]),
@@ -100,7 +104,9 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_pasted_command_line_is_a_baseline(tmp_path: Path) -> None:
-    pasted = "  baseline: |\n    vllm serve some/model --max-num-seqs 16 \\\n      --no-enable-prefix-caching --port 80\n"
+    pasted = (
+        "  baseline: |\n    vllm serve some/model --max-num-seqs 16 \\\n      --no-enable-prefix-caching --port 80\n"
+    )
     config = load(tmp_path, GOOD.replace("  params:", pasted + "  params:"))
     assert config.baseline == {"max-num-seqs": 16, "enable-prefix-caching": False}
 
@@ -113,8 +119,6 @@ def test_secrets_do_not_appear_in_messages(tmp_path: Path) -> None:
 
 
 def test_a_stored_configuration_loads_again(tmp_path: Path) -> None:
-    from sweep.config import config_from_data
-
     config = load(tmp_path, GOOD.replace("output_tps}", "output_tps, slo: {ttft_p99: 200ms}}"))
     again = config_from_data(config.model_dump(mode="json"), Path("config.yaml"))
     assert again == config

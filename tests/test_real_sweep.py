@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,19 @@ MODEL = ROOT / "results" / ".cache" / "tiny-qwen2"
 SERVER = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
 # Cold imports on a machine with two busy cores; only a hang takes longer.
 PATIENCE_S = 900
+
+STUDY_FILES = [
+    "config.yaml",
+    "environment.json",
+    "study.db",
+    "lock",
+    "trials.csv",
+    "levels.csv",
+    "best_config.yaml",
+    "report.html",
+    "summary.md",
+]
+TRIAL_FILES = ["spec.json", "serve.yaml", "outcome.json", "server.log", "requests.parquet", "metrics.jsonl"]
 
 pytestmark = [
     pytest.mark.vllm,
@@ -160,14 +174,12 @@ def test_a_sweep_on_a_real_vllm(tmp_path: Path) -> None:
         assert measured["server"]["max_concurrency"] > 0
 
     # Every file is there, and the tables say the same.
-    for name in (
-        "config.yaml environment.json study.db lock trials.csv levels.csv best_config.yaml report.html summary.md".split()
-    ):
+    for name in STUDY_FILES:
         assert (study / name).stat().st_size > 0, name
     table = pd.read_csv(study / "trials.csv")
     assert list(table["state"])[:4] == ["complete", "infeasible", "interrupted", "complete"]
     assert table.loc[1, "failure_kind"] == "oom_kv_cache_none"
-    for name in "spec.json serve.yaml outcome.json server.log requests.parquet metrics.jsonl".split():
+    for name in TRIAL_FILES:
         assert (study / "trials" / "0003" / name).exists(), name
 
     best = study / "best_config.yaml"
@@ -198,10 +210,8 @@ def assert_it_starts_a_server(best: Path, folder: Path) -> None:
             server.wait(60)
         finally:
             # The leader may be dead and its engine alive: the group is killed either way.
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             server.wait(60)
 
 

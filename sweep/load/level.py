@@ -26,6 +26,11 @@ _PAUSE_AFTER_FAILURE_S = 0.1
 _FEWEST_FAILURES = 8
 
 
+def bin_length_s(min_s: float) -> float:
+    """Return the length of the bins by which a warm-up of at least min_s is judged."""
+    return min(_LONGEST_BIN_S, min_s / _BINS_IN_MIN)
+
+
 @dataclass(frozen=True, slots=True)
 class Warmup:
     """When the load may be measured: after min_s at the earliest, after max_s at the latest, else when it is steady.
@@ -102,7 +107,7 @@ class LevelRun:
     async def _warm_up(self) -> bool:
         """Wait until every slot has gone round once and the streams' speed is steady; False when time ran out."""
         series: list[float] = []
-        bin_s = min(_LONGEST_BIN_S, self._warmup.min_s / _BINS_IN_MIN)
+        bin_s = bin_length_s(self._warmup.min_s)
         slots = self._level.concurrency or 1
         received, flight_ns = self._bytes, self._flight_ns
         for number in range(1, math.ceil(self._warmup.max_s / bin_s) + 1):

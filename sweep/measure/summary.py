@@ -37,7 +37,7 @@ def level_stats(run: LoadRun, slo: Mapping[str, float], server: ServerStats | No
     attainment = sum(meets(r, slo) for r in counted) / len(counted) if slo and counted else None
     # Where nothing was counted, the warm-up's failures are all there is to tell.
     errors = Counter(r.status for r in failed or (r for r in run.records if r.status not in {"ok", "cancelled"}))
-    reasons = [*_faults(run, counted, len(failed), errors), *_mismatch(output_tokens, window_s, server)]
+    reasons = [*_faults(counted, len(failed), errors), *_mismatch(output_tokens, window_s, server)]
 
     def rate(count: float) -> float | None:
         return count / window_s if window_s > 0 and good else None
@@ -145,16 +145,13 @@ def _client_stats(run: LoadRun) -> ClientStats:
     )
 
 
-def _faults(run: LoadRun, counted: Sequence[RequestRecord], failed: int, errors: Mapping[str, int]) -> Iterable[str]:
+def _faults(counted: Sequence[RequestRecord], failed: int, errors: Mapping[str, int]) -> Iterable[str]:
     """Yield what makes the figures worthless."""
     words = ", ".join(f"{status} {count}" for status, count in errors.items())
     if not counted:
         yield f"no request was counted{f'; before that: {words}' if words else ''}"
     elif failed > _MOST_FAILED_FRAC * len(counted):
         yield f"{failed} of {len(counted)} requests failed ({words}), more than {_MOST_FAILED_FRAC:.0%}"
-    duration_s = (run.end_ns - run.start_ns) / _NS
-    if duration_s > 0 and run.cpu_s > _BUSIEST_CLIENT_FRAC * duration_s:
-        yield f"the load client was busy {run.cpu_s / duration_s:.0%} of the time, so the limit may be its own"
 
 
 def _mismatch(output_tokens: int, window_s: float, server: ServerStats | None) -> Iterable[str]:
@@ -172,6 +169,9 @@ def _cautions(run: LoadRun) -> Iterable[str]:
     """Yield what a reader should know of figures that are good all the same."""
     if not run.steady:
         yield "the warm-up's longest time came before the speed was steady"
+    duration_s = (run.end_ns - run.start_ns) / _NS
+    if duration_s > 0 and run.cpu_s > _BUSIEST_CLIENT_FRAC * duration_s:
+        yield f"the load client was busy {run.cpu_s / duration_s:.0%} of the time, so the limit may be its own"
     inside = [r for r in run.records if r.t_sched_ns is not None and r.counted]
     if not inside:
         return

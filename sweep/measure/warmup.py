@@ -12,7 +12,7 @@ from sweep.section import Section
 
 _FEWEST_BINS = 6
 _GROWTH = 1.5  # each stretch that is looked at is this much longer than the one before
-_HORIZON_BINS = 20
+HORIZON_BINS = 20  # no drift goes on in a straight line for longer
 
 
 class WarmupSection(Section):
@@ -35,18 +35,19 @@ class MeasureSection(Section):
     warmup: WarmupSection = WarmupSection()
 
 
-def is_steady(bins: Sequence[float], tolerance_frac: float) -> bool:
+def is_steady(bins: Sequence[float], tolerance_frac: float, horizon_bins: int = HORIZON_BINS) -> bool:
     """Tell whether the series has stopped drifting. bins: one figure of the load for each bin of time, oldest first.
 
-    It is steady when a straight line through its latest stretch, continued over the next 20 bins, changes by less than
-    tolerance_frac of the mean, and this with 95 % confidence. Confidence is what keeps both errors away: a slow drift
-    needs a long stretch to be seen, and a short stretch passes only where there is hardly any noise; noise alone is
-    averaged out as stretches grow, so it delays the verdict without preventing it. Every stretch that ends now is
-    tried, since the beginning of the series may belong to the drift.
+    horizon_bins: how long the measurement will take, in bins. The series is steady when a straight line through its
+    latest stretch, continued over that time (20 bins at most), changes by less than tolerance_frac of the mean, and this
+    with 95 % confidence. Confidence is what keeps both errors away: a slow drift needs a long stretch to be seen, and a
+    short stretch passes only where there is hardly any noise; noise alone is averaged out as stretches grow, so it
+    delays the verdict without preventing it. Every stretch that ends now is tried, since the beginning of the series
+    may belong to the drift.
     """
     length = _FEWEST_BINS
     while length <= len(bins):
-        if _slope_bound(bins[-length:]) * _HORIZON_BINS <= tolerance_frac:
+        if _slope_bound(bins[-length:]) * min(horizon_bins, HORIZON_BINS) <= tolerance_frac:
             return True
         length = math.ceil(length * _GROWTH)
     return False

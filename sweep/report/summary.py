@@ -79,7 +79,7 @@ def closing(view: StudyView) -> str:
         lines += ["", CAUTION]
     lines += ["", *(f"{path}  {what}" for path, what in _aligned_paths(view))]
     if view.shown is not None:
-        lines += ["", f"vllm serve --config {printable(view.folder)}/{FILE_NAME}"]
+        lines += ["", f"{printable(view.command)} --config {printable(view.folder)}/{FILE_NAME}"]
     return "\n".join(lines) + "\n"
 
 
@@ -88,7 +88,8 @@ def flag_rows(view: StudyView, trial: int) -> list[tuple[str, str, str, str]]:
     base, outcome = view.outcome(view.baseline), view.outcome(trial)
     columns = [found.flags if found else {} for found in (base, outcome)]
     names = dict.fromkeys([*view.swept, *columns[0], *columns[1]])
-    return [(printable(name), _flag_cell(columns[0], name), _flag_cell(columns[1], name), "") for name in names]
+    left, right = columns
+    return [(printable(name), _flag_cell(view, left, name), _flag_cell(view, right, name), "") for name in names]
 
 
 def failure_groups(view: StudyView) -> list[FailureGroup]:
@@ -136,8 +137,12 @@ def _is_comparison(view: StudyView) -> bool:
     return view.shown is not None and view.shown != view.baseline and view.gain_frac(view.shown) is not None
 
 
-def _flag_cell(flags: Flags, name: str) -> str:
-    return printable(flag_value(flags[name])) if name in flags else "default"
+def _flag_cell(view: StudyView, flags: Flags, name: str) -> str:
+    if name in flags:
+        return printable(flag_value(flags[name]))
+    # Another flag, such as performance-mode, may move a default; then its value is not known.
+    known = flags.keys() <= set(view.swept) and view.defaults.get(name) is not None
+    return printable(f"{flag_value(view.defaults[name])} (default)") if known else "default"
 
 
 def _figure_rows(view: StudyView, trial: int, *, brief: bool = False) -> list[tuple[str, str, str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sweep.model import Flags, LevelStats, Outcome, Verdict
+from sweep.model import Flags, FlagValue, LevelStats, Outcome, Verdict
 from sweep.text import limit_words, number, percent, printable, quantity, slo_label
 
 
@@ -46,6 +46,10 @@ class StudyView:
     complete: bool  # False: stopped early, or still running
     prefix_tokens: int = 0  # the part of a prompt that it shares with others
     trial_gpus: Mapping[int, int] = field(default_factory=dict)
+    command: str = "vllm serve"  # how this vLLM is started
+    defaults: Mapping[str, FlagValue] = field(
+        default_factory=dict
+    )  # what vLLM made of the swept flags that were left out
     notes: Sequence[str] = ()
 
     def outcome(self, trial: int | None) -> Outcome | None:

@@ -10,19 +10,19 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
 from sweep.errors import ConfigError
-from sweep.load.client import Target, Warmup, probe, run_level, served_models
+from sweep.load.client import Target, probe, run_level, served_models
 from sweep.load.prompts import PromptSource
 from sweep.load.workload import LoadSection
 from sweep.measure.scrape import Scraper
 from sweep.measure.summary import level_stats, whole_run
-from sweep.measure.warmup import WarmupSection, is_steady
+from sweep.measure.warmup import WarmupSection
 from sweep.model import Dist, LevelStats
+from sweep.run.warming import warmup_of
 from sweep.search.objectives import LATENCIES, STATS, read_slo
 from sweep.text import quantity, slo_label
 
@@ -76,7 +76,6 @@ async def bench(
     target, _ = await probe(target, _PROBE_IDS, _PROBE_TEXT, _PROBE_TOKENS)
     text = load.endpoint == "chat" or not target.vllm
     prompts = PromptSource(load.prompt, secrets.randbits(60), workload_seed, text=text)
-    steady = partial(is_steady, tolerance_frac=warmup.tolerance_frac)
     async with Scraper(target.url("/metrics"), target.api_key) as scraper:
         run = await run_level(
             target,
@@ -84,7 +83,7 @@ async def bench(
             load,
             prompts=prompts,
             workload_seed=workload_seed,
-            warmup=Warmup(warmup.min_s, warmup.max_s, steady),
+            warmup=warmup_of(warmup, load),
         )
     stats = level_stats(run, slo, scraper.window(run.window_start_ns, run.window_end_ns))
     return _document(target, stats, slo, whole_run(run, slo))

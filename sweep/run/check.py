@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config import SweepConfig
-from sweep.errors import EnvironmentFault
+from sweep.errors import MachineError
 from sweep.run.loop import first_guess_s
 from sweep.run.night import plan_text
 from sweep.run.preflight import config_file, preflight
@@ -17,13 +17,13 @@ from sweep.text import flag_value
 
 
 def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
-    """Check a space and return the plan. Raises ConfigError or EnvironmentFault for what would stop the sweep."""
+    """Check a space and return the plan. Raises ConfigError or MachineError for what would stop the sweep."""
     checked = asyncio.run(preflight(config)) if ask_vllm else None
     folder = Path("results") / config.run.name / "trials" / "0000"
     launch = config.serve.launch(config.baseline, swept=tuple(config.search.params), trial_dir=folder)
     try:
         command = shlex.join(argv(launch, port=8000))
-    except EnvironmentFault as fault:
+    except MachineError as fault:
         command = f"not known: {fault}"
     return {
         "plan": plan_text(config),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -59,6 +60,8 @@ def build_view(
         ended_at=datetime.now().astimezone().isoformat(timespec="seconds") if complete else None,
         complete=complete,
         notes=tuple(notes),
+        command=shlex.join(config.serve.command),
+        defaults=environment.get("defaults", {}),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 
 from sweep.config import SweepConfig
-from sweep.errors import ConfigError, EnvironmentFault, StoppedError, SweepError
+from sweep.errors import ConfigError, MachineError, StoppedError, SweepError
 from sweep.model import Event, Failure, Flags, FlagValue, Job, Measured, Outcome, Verdict
 from sweep.run.ledger import Ledger
 from sweep.run.plan import Planned, replacement_of, retry_of
@@ -48,7 +48,7 @@ class Sweep:
     async def search(self) -> str:
         """Run trials until there is a reason to stop, and return that reason.
 
-        Raises ConfigError or EnvironmentFault for what every further trial would suffer, StoppedError when nothing
+        Raises ConfigError or MachineError for what every further trial would suffer, StoppedError when nothing
         works any more, CancelledError when the user stops; the outcome of the last trial is kept in any case.
         """
         while True:
@@ -180,7 +180,7 @@ class Sweep:
     def gain_frac(self, verdict: Verdict) -> float | None:
         base = self.ledger.baseline
         reference = self.ledger.verdicts[base.trial].value if base else None
-        if verdict.value is None or not reference:
+        if verdict.value is None or not reference or base is self.ledger.outcomes[-1]:
             return None
         change = (verdict.value - reference) / abs(reference)
         return change if self.study.objective.direction == "maximize" else -change
@@ -232,7 +232,7 @@ def _fatal(failure: Failure, folder: Path) -> SweepError:
         f"{failure.evidence}\n{failure.advice}\n"
         f"Every trial would fail like this, so the sweep stopped. The log is {folder / 'server.log'}."
     )
-    return ConfigError(text) if failure.kind == "invalid_argument" else EnvironmentFault(text)
+    return ConfigError(text) if failure.kind == "invalid_argument" else MachineError(text)
 
 
 def _baseline_note(failure: Failure, other: Planned | None) -> str:

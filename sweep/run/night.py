@@ -54,7 +54,8 @@ async def run_study(
     with store.lock():
         emit(Event("note", text="Asking the installed vLLM what it makes of these flags …"))
         checked = await preflight(config)
-        store.begin(config, environment.describe(checked.vllm_version))
+        defaults = {name: checked.resolved[name] for name in config.search.params if name in checked.resolved}
+        store.begin(config, {**environment.describe(checked.vllm_version), "defaults": defaults})
         await _take_up(store, emit)
         objective = config.search.objective
         ledger = Ledger(objective, config.serve.args, store.outcomes())

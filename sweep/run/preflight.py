@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from sweep.config import SweepConfig
-from sweep.errors import ConfigError, EnvironmentFault
+from sweep.errors import ConfigError, MachineError
 from sweep.model import Flags
 from sweep.serve.failures import classify
 from sweep.serve.parser_check import ParsedConfig, check_configs
@@ -34,7 +34,7 @@ def config_file(config: SweepConfig, chosen: Flags) -> dict[str, object]:
 async def preflight(config: SweepConfig) -> Preflight:
     """Let the vLLM that will serve read the flags that are sure to be used: the fixed, the baseline's, the enqueued.
 
-    Raises ConfigError for flags that it refuses, EnvironmentFault where there is no vLLM or no model.
+    Raises ConfigError for flags that it refuses, MachineError where there is no vLLM or no model.
     """
     entries = {"serve.args": {}, "search.baseline": config.baseline}
     entries |= {f"search.enqueue.{i}": flags for i, flags in enumerate(config.search.enqueue)}
@@ -68,5 +68,5 @@ def _refuse(key: str, error: str, config: SweepConfig) -> None:
     raise (
         ConfigError(text)
         if failure.kind in {"invalid_argument", "unsupported_feature", "other"}
-        else EnvironmentFault(text)
+        else MachineError(text)
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from sweep.errors import StoppedError
 from sweep.model import Failure, Job, Measured
 from sweep.serve.process import kill_leftovers
 
@@ -81,7 +82,11 @@ async def _close(worker: Process, job: Job) -> None:
         with suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)
         await worker.wait()
-    await kill_leftovers(job.launch.trial_dir)
+    if survivors := await kill_leftovers(job.launch.trial_dir):
+        raise StoppedError(
+            f"the server's processes {', '.join(map(str, survivors))} cannot be killed and may hold the device's"
+            " memory, so that no further trial can be trusted. See what they wait for; a wedged driver needs a reboot."
+        )
 
 
 def _worker_died(exit_code: int | None, log: Path) -> Measured:

@@ -16,7 +16,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from sweep.config import SweepConfig
-from sweep.errors import ConfigError, EnvironmentFault, LockedError
+from sweep.errors import ConfigError, MachineError, LockedError
 from sweep.files import write_atomic
 from sweep.model import Flags, Job, Outcome, Source
 
@@ -56,7 +56,7 @@ class Store:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise EnvironmentFault(f"{self.root}: cannot be written: {error.strerror}") from None
+            raise MachineError(f"{self.root}: cannot be written: {error.strerror}") from None
         with os.fdopen(handle, "r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

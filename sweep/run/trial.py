@@ -11,15 +11,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from sweep.load.client import PromptSource, Target, Warmup, complete_once, run_level
+from sweep.load.client import PromptSource, Target, complete_once, run_level
 from sweep.load.prompts import id_range
 from sweep.load.workload import Level, LoadSection
 from sweep.measure.prom import cache_config
 from sweep.measure.scrape import Scraper
 from sweep.measure.summary import level_stats
-from sweep.measure.warmup import MeasureSection, is_steady
+from sweep.measure.warmup import MeasureSection
 from sweep.model import Failure, Job, LevelStats, LoadRun, Measured, PhaseTimes, State, Treatment
 from sweep.run.records import write_requests
+from sweep.run.warming import warmup_of
 from sweep.serve.process import Server
 
 # What the configuration caused is told to the search as infeasible; the rest says nothing about the configuration.
@@ -112,7 +113,6 @@ class _Bench:
         return await _why_nothing_came(server, stats)
 
     async def _run(self, server: Server, level: Level, number: int) -> LoadRun:
-        warmup = self._measure.warmup
         prompts = PromptSource(
             shape=self._load.prompt,
             # Fresh contents in every trial and level: what an earlier one left in a cache must not help.
@@ -127,7 +127,7 @@ class _Bench:
             self._load,
             prompts=prompts,
             workload_seed=self._job.workload_seed,
-            warmup=Warmup(warmup.min_s, warmup.max_s, lambda bins: is_steady(bins, warmup.tolerance_frac)),
+            warmup=warmup_of(self._measure.warmup, self._load),
         )
 
     def _target(self, server: Server, endpoint: Any) -> Target:

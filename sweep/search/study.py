@@ -29,7 +29,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweep.errors import ConfigError, EnvironmentFault
+from sweep.errors import ConfigError, MachineError
 from sweep.model import Flags, Outcome, Source, State, Verdict
 from sweep.search.objectives import Objective
 from sweep.search.space import SamplerName, SearchSection, Space
@@ -109,7 +109,7 @@ class Study:
             with closing(sqlite3.connect(db, timeout=_LOCK_TIMEOUT_S)) as connection:
                 connection.execute("PRAGMA journal_mode=WAL")  # readers then never block the writer
         except sqlite3.DatabaseError as error:
-            raise EnvironmentFault(
+            raise MachineError(
                 f"{db}: {error}. Move this file away and start again: it is built anew from the trials' own files."
             ) from None
         with _quiet():

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from sweep.errors import EnvironmentFault
+from sweep.errors import MachineError
 from sweep.model import Flags, Launch
 from sweep.section import Section
 from sweep.serve.vllm_flags import normalise_flags
@@ -135,7 +135,7 @@ def resolve_program(name: str) -> str:
         beside = str(Path(sys.executable).parent)
         found = shutil.which(name, path=beside) or shutil.which(name)
     if found is None:
-        raise EnvironmentFault(
+        raise MachineError(
             f"serve.command starts {name!r}, which is not a program on this machine. "
             "Install vLLM beside vllm-sweep, or name the program of its environment, as in /path/to/venv/bin/vllm."
         )

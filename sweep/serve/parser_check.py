@@ -37,7 +37,7 @@ class ParsedConfig:
 
 
 async def check_configs(serve: ServeSection, configs: Mapping[str, Path]) -> dict[str, ParsedConfig]:
-    """Check config files, each under its name, all in one child process. EnvironmentFault when there is no program."""
+    """Check config files, each under its name, all in one child process. MachineError when there is no program."""
     python = await asyncio.to_thread(_interpreter, serve.command)
     if python is None:
         reason = f"serve.command is neither `vllm` nor `python -m vllm…`: {' '.join(serve.command)}"

@@ -20,7 +20,7 @@ from typing import Self
 import aiohttp
 import psutil
 
-from sweep.errors import EnvironmentFault
+from sweep.errors import MachineError
 from sweep.model import Failure, Launch, Phase, ServerFacts
 from sweep.serve import vllm_log
 from sweep.serve.failures import classify, read_log
@@ -94,7 +94,7 @@ class Server:
                 start_new_session=True,
             )
         except OSError as error:
-            raise EnvironmentFault(f"cannot start {command[0]}: {error.strerror or error}") from error
+            raise MachineError(f"cannot start {command[0]}: {error.strerror or error}") from error
         finally:
             os.close(log)
 

@@ -46,6 +46,13 @@ def test_a_quiet_series_needs_few_bins_and_a_ramp_is_left_behind() -> None:
     assert steady_after(list(RAMP)) == 10
 
 
+def test_a_short_measurement_needs_less_certainty_about_the_time_after_it() -> None:
+    series = noisy(FLAT, 0.05, 1)
+    short = next(n for n in range(1, len(series)) if is_steady(series[:n], 0.05, 8))
+    assert short < (steady_after(series) or 0)
+    assert not is_steady(list(DRIFT[:30]), 0.05, 8)
+
+
 def test_a_jump_starts_the_wait_again() -> None:
     assert not is_steady([100.0] * 10 + [200.0] * 3, 0.05)
     assert is_steady([100.0] * 10 + [200.0] * 6, 0.05)

@@ -17,7 +17,7 @@ from sweep.search.study import Study
 
 
 def config(**changes: object) -> SweepConfig:
-    """Return a space of 3 × 5 points; `changes` are "section__key" = value."""
+    """Return a space of 3 by 5 points; `changes` are "section__key" = value."""
     data: dict[str, dict[str, object]] = {
         "serve": {"model": "some/model"},
         "search": {

@@ -24,7 +24,7 @@ def bench(*args: str) -> int:
 
 def test_the_document_has_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with fake_vllm(tmp_path) as url:
-        limits = ["--slo", "ttft_p99=10s", "--slo", "tpot_p50=0.001ms"]
+        limits = ["--slo", "ttft_p99=10s", "--slo", "ttft_p50=0.001ms"]
         code = bench("--base-url", url, *QUICK, "--requests", "30", *limits, "--json")
     doc = json.loads(capsys.readouterr().out)
     assert code == 0
@@ -33,9 +33,9 @@ def test_the_document_has_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture
         assert set(doc[name]) == DIST
     assert doc["ttft_ms"]["n"] == 30
     assert doc["duration_s"] > 0
-    assert doc["output_tps"] == pytest.approx(8 * doc["request_rps"], rel=0.3)
+    assert doc["output_tps"] == pytest.approx(8 * doc["request_rps"], rel=0.5)
     assert doc["slo"]["ttft_p99"]["met"]
-    assert not doc["slo"]["tpot_p50"]["met"]
+    assert not doc["slo"]["ttft_p50"]["met"]
     assert doc["goodput_rps"] == 0
     assert doc["warmup"]["requests"] > 0
     assert doc["whole_run"]["completed"] == 30

@@ -1,17 +1,19 @@
-"""The ask/tell loop on a made-up machine: what is tried, what is kept, what failures lead to, and what a crash costs."""
+"""The ask/tell loop on a made-up machine: what is tried and kept, what failures lead to, what a crash costs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 import optuna
 import pytest
 
-from sweep.errors import ConfigError, EnvironmentFault, StoppedError
+from sweep.errors import ConfigError, MachineError, StoppedError
 from sweep.model import Event, Failure, Flags, Job, Measured
 from sweep.run.ledger import key_of
+from sweep.run.night import _take_up
 from sweep.run.store import Store
 
 from .studies import OUT_OF_MEMORY, Machine, complete, config, search, sweep_of
@@ -112,7 +114,7 @@ def test_the_world_s_fault_is_tried_again_and_not_for_ever(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "error", "code"), [("invalid_argument", ConfigError, 2), ("model_not_found", EnvironmentFault, 4)]
+    ("kind", "error", "code"), [("invalid_argument", ConfigError, 2), ("model_not_found", MachineError, 4)]
 )
 def test_what_every_trial_would_suffer_stops_the_study(
     tmp_path: Path, kind: str, error: type[Exception], code: int
@@ -143,8 +145,6 @@ def test_infeasible_trials_do_not_end_a_night_that_has_results(tmp_path: Path) -
 
 
 def test_a_deadline_starts_no_trial_that_cannot_end_in_time(tmp_path: Path) -> None:
-    from time import monotonic
-
     machine = Machine()
     sweep = sweep_of(config(), tmp_path, machine)
     # A trial of the made-up machine says that it took 57 s; one more would end after the deadline.
@@ -182,8 +182,6 @@ def test_after_a_kill_in_any_trial_nothing_is_lost_or_repeated(tmp_path: Path, f
         asyncio.run(sweep.search())
     before = Store(tmp_path).outcomes()
     assert len(before) == fatal - 1
-
-    from sweep.run.night import _take_up
 
     asyncio.run(_take_up(Store(tmp_path), lambda event: None))
     machine = Machine()

@@ -11,7 +11,7 @@ import numpy as np
 import optuna
 import pytest
 
-from sweep.errors import ConfigError, EnvironmentFault
+from sweep.errors import ConfigError, MachineError
 from sweep.model import Dist, Failure, LevelStats, Measured, Outcome, Verdict
 from sweep.search.space import Rule, SearchSection, Space
 from sweep.search.study import Study, resolve_sampler
@@ -333,7 +333,7 @@ def test_a_broken_record_says_what_to_do(tmp_path):
     path = tmp_path / "study.db"
     path.write_text("this is no database " * 100)
     section = _section()
-    with pytest.raises(EnvironmentFault, match="Move this file away"):
+    with pytest.raises(MachineError, match="Move this file away"):
         Study.open(path, "sweep", Space(section.params), section.objective, section)
 
 

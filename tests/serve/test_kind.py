@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sweep.errors import EnvironmentFault
+from sweep.errors import MachineError
 from sweep.model import Launch
 from sweep.serve.kind import MARKER, ServeSection, argv, child_env, resolve_program, served_model
 
@@ -83,7 +83,7 @@ def test_programs_beside_this_python_come_first(monkeypatch):
 
 def test_a_missing_program_is_the_machines_fault():
     for name in ("no-such-program", "./no/such/program"):
-        with pytest.raises(EnvironmentFault, match=name):
+        with pytest.raises(MachineError, match=name):
             resolve_program(name)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sweep.errors import EnvironmentFault
+from sweep.errors import MachineError
 from sweep.serve.failures import classify
 from sweep.serve.kind import ServeSection
 from sweep.serve.parser_check import check_configs
@@ -46,7 +46,7 @@ def test_an_environment_without_vllm_says_so(tmp_path):
 
 
 def test_a_missing_program_is_the_machines_fault(tmp_path):
-    with pytest.raises(EnvironmentFault):
+    with pytest.raises(MachineError):
         check(tmp_path, ["no-such-vllm", "serve"], one={})
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from sweep.errors import EnvironmentFault
+from sweep.errors import MachineError
 from sweep.model import Launch
 from sweep.serve.kind import MARKER, ServeSection
 from sweep.serve.process import Server, _tmp_root, kill_leftovers, marker_of
@@ -272,12 +272,12 @@ def test_exit_0_under_load_is_a_failure_all_the_same(launch):
 
 
 def test_a_program_that_is_not_there_is_the_machines_fault(launch, tmp_path):
-    with pytest.raises(EnvironmentFault, match="no-such-vllm"):
+    with pytest.raises(MachineError, match="no-such-vllm"):
         asyncio.run(start(launch(command=["no-such-vllm"])))
     broken = tmp_path / "broken"
     broken.write_text("no program")
     broken.chmod(0o755)
-    with pytest.raises(EnvironmentFault, match="cannot start"):
+    with pytest.raises(MachineError, match="cannot start"):
         asyncio.run(start(launch(command=[str(broken)])))
 
 
