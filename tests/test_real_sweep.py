@@ -84,9 +84,9 @@ SPACE = {
 
 
 def start_sweep(folder: Path) -> subprocess.Popen[bytes]:
-    log = (folder / "sweep.log").open("ab")
     command = [sys.executable, str(ROOT / "run_sweep.py"), "run", "space.yaml", "--json"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+    with (folder / "sweep.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
 
 
 def wait_for(what: str, condition: Any, timeout_s: float = PATIENCE_S) -> None:

@@ -199,8 +199,11 @@ async def run_level(
     prompts: PromptSource,
     workload_seed: int,
     warmup: Warmup,
+    on_window: Callable[[], None] = lambda: None,
 ) -> LoadRun:
     """Put one level of load on the server: warm up, count the requests of the window, keep the load up until they end.
+
+    on_window: called when the window opens; must not take any time.
 
     The load ends early, with what there is, when the server is plainly gone. Raises ConfigError where this process may
     not open enough connections.
@@ -214,7 +217,15 @@ async def run_level(
         async def send(attempt: Attempt, prompt: Prompt) -> None:
             await wire.send(attempt, prompt, run.received)
 
-        run = LevelRun(level=level, load=load, warmup=warmup, prompts=prompts, workload_seed=workload_seed, send=send)
+        run = LevelRun(
+            level=level,
+            load=load,
+            warmup=warmup,
+            prompts=prompts,
+            workload_seed=workload_seed,
+            send=send,
+            on_window=on_window,
+        )
         cpu_s = time.process_time()
         async with _synchronised(clock):
             await run.run()

@@ -55,6 +55,7 @@ class LevelRun:
         prompts: PromptSource,
         workload_seed: int,
         send: Callable[[Attempt, Prompt], Awaitable[None]],
+        on_window: Callable[[], None] = lambda: None,
     ) -> None:
         self.run_id = uuid.uuid4().hex[:12]
         self.attempts: list[Attempt] = []
@@ -62,6 +63,7 @@ class LevelRun:
         self.steady = False
         self._level, self._load, self._warmup = level, load, warmup
         self._prompts, self._workload_seed, self._send = prompts, workload_seed, send
+        self._on_window = on_window
         self._active: dict[Attempt, asyncio.Timeout] = {}
         self._counting = False  # requests that start now are counted
         self._counted = 0
@@ -95,6 +97,7 @@ class LevelRun:
     async def _conduct(self) -> None:
         self.steady = await self._warm_up()
         self.window_start_ns = time.perf_counter_ns()
+        self._on_window()
         self._counting = not self._over.is_set()
         if self._load.window_s is not None and self._counting:
             with suppress(TimeoutError):

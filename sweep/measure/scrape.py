@@ -46,11 +46,16 @@ class Scraper:
         self._url, self._api_key, self._path = url, api_key, path
         self._file: TextIO | None = None
         self._task: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+
+    def soon(self) -> None:
+        """Scrape out of turn, as at the beginning of a window."""
+        self._wanted.set()
 
     async def __aenter__(self) -> Self:
         if self._path is not None:
             self._file = self._path.open("a", encoding="utf-8")
-        await self._scrape()
+        await self.scrape()
         self._task = asyncio.create_task(self._run())
         return self
 
@@ -61,7 +66,7 @@ class Scraper:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if kind is None:
-            await self._scrape()
+            await self.scrape()
         if self._file is not None:
             self._file.close()
 
@@ -79,10 +84,12 @@ class Scraper:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(_INTERVAL_S)
-            await self._scrape()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), _INTERVAL_S)
+            self._wanted.clear()
+            await self.scrape()
 
-    async def _scrape(self) -> None:
+    async def scrape(self) -> None:
         with suppress(OSError, TimeoutError):
             samples = await scrape(self._url, self._api_key)
             now = time.perf_counter_ns()

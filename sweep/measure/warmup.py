@@ -38,12 +38,11 @@ class MeasureSection(Section):
 def is_steady(bins: Sequence[float], tolerance_frac: float, horizon_bins: int = HORIZON_BINS) -> bool:
     """Tell whether the series has stopped drifting. bins: one figure of the load for each bin of time, oldest first.
 
-    horizon_bins: how long the measurement will take, in bins. The series is steady when a straight line through its
-    latest stretch, continued over that time (20 bins at most), changes by less than tolerance_frac of the mean, and this
-    with 95 % confidence. Confidence is what keeps both errors away: a slow drift needs a long stretch to be seen, and a
-    short stretch passes only where there is hardly any noise; noise alone is averaged out as stretches grow, so it
-    delays the verdict without preventing it. Every stretch that ends now is tried, since the beginning of the series
-    may belong to the drift.
+    horizon_bins: how long the measurement will take, in bins. It is steady when a line through its latest stretch,
+    continued over that time (20 bins at most), changes by less than tolerance_frac of the mean, and this with 95 %
+    confidence. Confidence is what keeps both errors away: a slow drift needs a long stretch to be seen, and a short
+    stretch passes only where there is hardly any noise; noise alone is averaged out as stretches grow, so it delays the
+    verdict without preventing it. Every stretch that ends now is tried, since the series may begin with the drift.
     """
     length = _FEWEST_BINS
     while length <= len(bins):

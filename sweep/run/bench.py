@@ -84,6 +84,7 @@ async def bench(
             prompts=prompts,
             workload_seed=workload_seed,
             warmup=warmup_of(warmup, load),
+            on_window=scraper.soon,
         )
     stats = level_stats(run, slo, scraper.window(run.window_start_ns, run.window_end_ns))
     return _document(target, stats, slo, whole_run(run, slo))

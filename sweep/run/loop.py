@@ -18,6 +18,7 @@ from sweep.run.plan import Planned, replacement_of, retry_of
 from sweep.run.slots import run_job
 from sweep.run.store import Spec, Store
 from sweep.search.study import Study
+from sweep.text import FAILURE_WORDS
 
 # A sampler that proposes only what the rules forbid is asked this often in a row before the search is called exhausted.
 _SKIPS_IN_A_ROW = 20
@@ -146,7 +147,8 @@ class Sweep:
             return
         if failure.treatment == "abort_sweep":
             raise _fatal(failure, self.store.trial_dir(outcome.trial))
-        if again := retry_of(planned, failure):
+        again = retry_of(planned, failure) if self.ledger.counted < self.config.run.trials else None
+        if again:
             self.note(
                 f"Trial {outcome.trial} failed through no fault of its flags ({failure.kind}); it is tried again."
             )
@@ -229,7 +231,7 @@ def first_guess_s(config: SweepConfig) -> float:
 
 def _fatal(failure: Failure, folder: Path) -> SweepError:
     text = (
-        f"{failure.evidence}\n{failure.advice}\n"
+        f"{FAILURE_WORDS[failure.kind]}: {failure.evidence}\n{failure.advice}\n"
         f"Every trial would fail like this, so the sweep stopped. The log is {folder / 'server.log'}."
     )
     return ConfigError(text) if failure.kind == "invalid_argument" else MachineError(text)

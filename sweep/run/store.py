@@ -16,7 +16,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from sweep.config import SweepConfig
-from sweep.errors import ConfigError, MachineError, LockedError
+from sweep.errors import ConfigError, LockedError, MachineError
 from sweep.files import write_atomic
 from sweep.model import Flags, Job, Outcome, Source
 

@@ -100,11 +100,10 @@ class _Bench:
         return None
 
     async def _level(self, server: Server, scraper: Scraper, level: Level, number: int) -> Failure | None:
-        run = await _unless_it_dies(server, self._run(server, level, number))
+        run = await _unless_it_dies(server, self._run(server, scraper, level, number))
         if run is None:
             return await server.failure("load")
-        # One more second, so that the scrape after the window has been made.
-        await asyncio.sleep(1.1)
+        await scraper.scrape()
         stats = level_stats(run, self._job.slo, scraper.window(run.window_start_ns, run.window_end_ns))
         self.runs.append(run)
         self.levels.append(stats)
@@ -112,7 +111,7 @@ class _Bench:
             return None
         return await _why_nothing_came(server, stats)
 
-    async def _run(self, server: Server, level: Level, number: int) -> LoadRun:
+    async def _run(self, server: Server, scraper: Scraper, level: Level, number: int) -> LoadRun:
         prompts = PromptSource(
             shape=self._load.prompt,
             # Fresh contents in every trial and level: what an earlier one left in a cache must not help.
@@ -128,6 +127,7 @@ class _Bench:
             prompts=prompts,
             workload_seed=self._job.workload_seed,
             warmup=warmup_of(self._measure.warmup, self._load),
+            on_window=scraper.soon,
         )
 
     def _target(self, server: Server, endpoint: Any) -> Target:

@@ -1,7 +1,8 @@
 """The worker: one process that owns one launch of a server, from its start to its last process's end.
 
-It reads one job (a line of JSON) from stdin and writes lines of JSON to stdout: {"say": …} while it works, {"measured": …}
-at its end. Stdin is its lease: when that closes, whoever started it is gone, and it ends its server and leaves.
+It reads one job (a line of JSON) from stdin and writes lines of JSON to stdout: {"say": …} while it works, and at the
+end {"measured": …}. Stdin is its lease: when that closes, whoever started it is gone, and it ends its server and
+leaves.
 """
 
 from __future__ import annotations
