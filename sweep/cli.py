@@ -97,9 +97,11 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from sweep.config import load_config
+    from sweep.config import load_config, parse_until
     from sweep.run.night import run_interruptibly, run_study
 
+    if args.until is not None:
+        parse_until(args.until)
     # All files are read before the first one runs: a typing error in the last must not be found in the morning.
     configs = [load_config(path, _overrides(args)) for path in args.spaces]
     _refuse_twins(configs)

@@ -18,6 +18,8 @@ from sweep.run.ledger import Ledger, gpus_of
 from sweep.run.preflight import config_file, parse
 from sweep.run.store import Store
 
+UNPROVEN = "not yet: the study was stopped; going on with it, or `report`, lets vLLM's own parser read this file"
+
 
 def build_view(
     config: SweepConfig,
@@ -77,15 +79,18 @@ def write_progress(view: StudyView, store: Store) -> None:
     write_summary(view, store.root / "summary.md")
 
 
-async def write_all(view: StudyView, store: Store, config: SweepConfig) -> None:
-    """Write every derived file. A best configuration of an earlier state of the study does not stay behind."""
+async def write_all(view: StudyView, store: Store, config: SweepConfig, *, prove: bool = True) -> None:
+    """Write every derived file. A best configuration of an earlier state of the study does not stay behind.
+
+    prove: let the installed vLLM read the best configuration back, which takes some ten seconds.
+    """
     write_progress(view, store)
     path = store.root / FILE_NAME
     outcome = view.outcome(view.shown)
     if outcome is None:
         path.unlink(missing_ok=True)
     else:
-        check = await proof(config, outcome.flags)
+        check = await proof(config, outcome.flags) if prove else UNPROVEN
         content = config_file(config, outcome.flags)
         write_best_config(path, view, outcome.trial, content, env=config.serve.env, check=check)
     text = path.read_text(encoding="utf-8") if outcome else ""

@@ -91,7 +91,7 @@ async def _close_early(sweep: Sweep, stop: BaseException) -> None:
     reason = str(stop) if isinstance(stop, SweepError) else "it was interrupted; the same command goes on with it"
     notes = [*sweep.notes, f"The search stopped early: {reason}"]
     view = build_view(sweep.config, sweep.store, sweep.ledger, complete=False, notes=notes)
-    await write_all(view, sweep.store, sweep.config)
+    await write_all(view, sweep.store, sweep.config, prove=False)
 
 
 async def _take_up(store: Store, emit: Callable[[Event], None]) -> None:

@@ -65,8 +65,4 @@ def _refuse(key: str, error: str, config: SweepConfig) -> None:
     if failure.kind.startswith("oom_"):
         return  # memory is for the launch to find out, and a baseline without room is replaced
     text = f"{key}: vLLM refuses this: {failure.evidence}\n{failure.advice}"
-    raise (
-        ConfigError(text)
-        if failure.kind in {"invalid_argument", "unsupported_feature", "other"}
-        else MachineError(text)
-    )
+    raise ConfigError(text) if failure.kind in {"invalid_argument", "unsupported_feature"} else MachineError(text)
