@@ -48,11 +48,12 @@ def make(folder: Path) -> bool:
     if (folder / "model.safetensors").is_file():
         return False
     import torch  # noqa: PLC0415 - seconds of import, only when a model is made
-    from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: PLC0415
+    from transformers import Qwen2Config, Qwen2ForCausalLM, logging  # noqa: PLC0415
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
+        logging.disable_progress_bar()
         torch.manual_seed(0)
         bos, _, eos = range(len(_SPECIAL))
         config = Qwen2Config(**_CONFIG, bos_token_id=bos, eos_token_id=eos)

@@ -16,7 +16,7 @@ from sweep.files import write_atomic
 from sweep.model import Outcome
 from sweep.report import plots
 from sweep.report.figures import compare
-from sweep.report.summary import CAUTION, failure_groups, flag_rows, headline, limit_lines, state_counts
+from sweep.report.summary import CAUTION, beside_words, failure_groups, flag_rows, headline, limit_lines, state_counts
 from sweep.report.template import PAGE, SCRIPT, STYLE
 from sweep.report.view import StudyView
 from sweep.text import FAILURE_WORDS, failure_words, flag_value, printable, quantity
@@ -55,8 +55,9 @@ def report_html(view: StudyView, *, config: str = "") -> str:
         headline=headline(view),
         counts=state_counts(view),
         caution=CAUTION,
-        comparison=[] if view.shown is None else compare(view, view.shown),
-        flags=[] if view.shown is None else flag_rows(view, view.shown),
+        beside=beside_words(view),
+        comparison=[] if view.beside is None else compare(view, view.beside),
+        flags=[] if view.beside is None else flag_rows(view, view.beside),
         config=config,
         limits=limit_lines(view),
         history=Plot("history", _island(history)) if history else None,

@@ -72,15 +72,19 @@ def write_summary(view: StudyView, path: Path) -> None:
 def closing(view: StudyView) -> str:
     """Return what a run prints at its end: the result, the configuration beside the baseline, and the files."""
     lines = [f"{printable(view.name)}: {headline(view)}"]
-    if view.shown is not None:
-        rows = [*flag_rows(view, view.shown), *_figure_rows(view, view.shown, brief=True)]
-        lines += ["", *_aligned([("", "baseline", f"trial {view.shown}", "change"), *rows])]
+    if view.beside is not None:
+        rows = [*flag_rows(view, view.beside), *_figure_rows(view, view.beside, brief=True)]
+        lines += ["", *_aligned([("", "baseline", beside_words(view), "change"), *rows])]
     if _is_comparison(view):
         lines += ["", CAUTION]
     lines += ["", *(f"{path}  {what}" for path, what in _aligned_paths(view))]
     if view.shown is not None:
         lines += ["", f"{printable(view.command)} --config {printable(view.folder)}/{FILE_NAME}"]
     return "\n".join(lines) + "\n"
+
+
+def beside_words(view: StudyView) -> str:
+    return f"trial {view.beside}" if view.beside == view.shown else f"trial {view.beside}, next best"
 
 
 def flag_rows(view: StudyView, trial: int) -> list[tuple[str, str, str, str]]:
@@ -134,7 +138,7 @@ def _small(view: StudyView) -> str:
 
 
 def _is_comparison(view: StudyView) -> bool:
-    return view.shown is not None and view.shown != view.baseline and view.gain_frac(view.shown) is not None
+    return view.beside is not None and view.gain_frac(view.beside) is not None
 
 
 def _flag_cell(view: StudyView, flags: Flags, name: str) -> str:
@@ -163,11 +167,11 @@ def _facts(view: StudyView) -> str:
 
 
 def _comparison(view: StudyView) -> str:
-    if view.shown is None:
+    if view.beside is None:
         return ""
-    rows = [*flag_rows(view, view.shown), *_figure_rows(view, view.shown)]
-    table = _table(("", "baseline", f"trial {view.shown}", "change"), rows)
-    word = "Best" if view.best is not None else "Nearest miss"
+    rows = [*flag_rows(view, view.beside), *_figure_rows(view, view.beside)]
+    table = _table(("", "baseline", beside_words(view), "change"), rows)
+    word = "Next best" if view.beside != view.shown else "Best" if view.best is not None else "Nearest miss"
     caution = f"\n\n{CAUTION}" if _is_comparison(view) else ""
     return f"## {word} beside the baseline\n\n{table}{caution}"
 

@@ -78,9 +78,9 @@ PAGE = """<!doctype html>
 </dl>
 
 {% if comparison %}
-<h2>{{ "Best" if view.best is not none else "Nearest miss" }} beside the baseline</h2>
+<h2>{{ "Next best" if view.beside != view.shown else "Best" if view.best is not none else "Nearest miss" }} beside the baseline</h2>
 <div class="scroll narrow"><table>
-<thead><tr><th></th><th class="number">baseline</th><th class="number">trial {{ view.shown }}</th><th class="number">change</th></tr></thead>
+<thead><tr><th></th><th class="number">baseline</th><th class="number">{{ beside }}</th><th class="number">change</th></tr></thead>
 <tbody>
 {% for row in flags %}<tr><td>{{ row[0] }}</td><td class="number">{{ row[1] }}</td><td class="number">{{ row[2] }}</td><td></td></tr>
 {% endfor %}

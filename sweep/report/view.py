@@ -46,6 +46,7 @@ class StudyView:
     complete: bool  # False: stopped early, or still running
     prefix_tokens: int = 0  # the part of a prompt that it shares with others
     trial_gpus: Mapping[int, int] = field(default_factory=dict)
+    runner_up: int | None = None  # the best trial but the one that is handed out
     command: str = "vllm serve"  # how this vLLM is started
     defaults: Mapping[str, FlagValue] = field(
         default_factory=dict
@@ -68,6 +69,11 @@ class StudyView:
     def shown(self) -> int | None:
         """The trial whose configuration is handed out: the best one, or the nearest miss."""
         return self.nearest_miss if self.best is None else self.best
+
+    @property
+    def beside(self) -> int | None:
+        """The trial put beside the baseline: the one handed out, or where that is the baseline, the next best."""
+        return self.runner_up if self.shown == self.baseline else self.shown
 
     def gain_frac(self, trial: int | None) -> float | None:
         """Return the gain over the baseline; positive is better, whatever the direction."""

@@ -62,9 +62,14 @@ def build_view(
         ended_at=datetime.now().astimezone().isoformat(timespec="seconds") if complete else None,
         complete=complete,
         notes=tuple(notes),
+        runner_up=_runner_up(ledger),
         command=shlex.join(config.serve.command),
         defaults=environment.get("defaults", {}),
     )
+
+
+def _runner_up(ledger: Ledger) -> int | None:
+    return next((outcome.trial for outcome in ledger.ranked[1:] if ledger.verdicts[outcome.trial].eligible), None)
 
 
 def _vllm_version(environment: dict[str, Any], outcomes: Sequence[Outcome]) -> str | None:

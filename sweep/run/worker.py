@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from sweep.errors import SweepError
 from sweep.model import Failure, Job, Measured
 from sweep.run.trial import run_trial
 from sweep.serve.process import become_subreaper
@@ -60,6 +61,9 @@ async def _guarded(job: Job) -> Measured:
     """Run the trial; a bug in it ends this trial with its traceback in worker.log, not the night."""
     try:
         return await run_trial(job, say=lambda text: _write({"say": text}))
+    except SweepError as error:
+        # No program to start, too few open files: the next trial would meet the same.
+        return Measured("failed", failure=Failure("other", "abort_sweep", str(error), "Mend that, and start again."))
     except Exception as error:  # noqa: BLE001 - the outer frame of the worker
         traceback.print_exc()
         failure = Failure(
