@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from contextlib import suppress
 from importlib.util import find_spec
@@ -20,13 +19,11 @@ from typing import Any
 
 import optuna
 import pandas as pd
-import psutil
 import pytest
 import yaml
 
-from sweep.serve.kind import MARKER
-from sweep.serve.process import marker_of
 from sweep.tiny_model import make
+from tests.processes import STUDY_FILES, left_over, wait_for
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "results" / ".cache" / "tiny-qwen2"
@@ -34,17 +31,6 @@ SERVER = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
 # Cold imports on a machine with two busy cores; only a hang takes longer.
 PATIENCE_S = 900
 
-STUDY_FILES = [
-    "config.yaml",
-    "environment.json",
-    "study.db",
-    "lock",
-    "trials.csv",
-    "levels.csv",
-    "best_config.yaml",
-    "report.html",
-    "summary.md",
-]
 TRIAL_FILES = ["spec.json", "serve.yaml", "outcome.json", "server.log", "requests.parquet", "metrics.jsonl"]
 
 pytestmark = [
@@ -89,25 +75,6 @@ def start_sweep(folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
 
 
-def wait_for(what: str, condition: Any, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.2)
-
-
-def left_over(study: Path) -> list[psutil.Process]:
-    markers = {marker_of(str(folder)) for folder in study.glob("trials/*")}
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARKER) in markers:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def outcome(study: Path, trial: int) -> dict[str, Any]:
     data: dict[str, Any] = json.loads((study / "trials" / f"{trial:04d}" / "outcome.json").read_text())
     return data
@@ -122,12 +89,16 @@ def test_a_sweep_on_a_real_vllm(tmp_path: Path) -> None:
     first = start_sweep(tmp_path)
     server_log = study / "trials" / "0002" / "server.log"
     try:
-        wait_for("trial 2 to load", lambda: server_log.exists() and "EngineCore" in server_log.read_text())
-        assert left_over(study)
+        wait_for(
+            "trial 2 to load",
+            lambda: server_log.exists() and "EngineCore" in server_log.read_text(),
+            PATIENCE_S,
+        )
+        assert left_over(study.glob("trials/*"))
     finally:
         os.kill(first.pid, signal.SIGKILL)
         first.communicate()
-    wait_for("the processes of the killed sweep to end", lambda: not left_over(study), timeout_s=60)
+    wait_for("the processes of the killed sweep to end", lambda: not left_over(study.glob("trials/*")), timeout_s=60)
     finished = [outcome(study, trial) for trial in (0, 1)]
     assert not (study / "trials" / "0002" / "outcome.json").exists()
 
@@ -135,7 +106,7 @@ def test_a_sweep_on_a_real_vllm(tmp_path: Path) -> None:
     second = start_sweep(tmp_path)
     stdout, _ = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 0, (tmp_path / "sweep.log").read_text()
-    assert not left_over(study)
+    assert not left_over(study.glob("trials/*"))
     result = json.loads(stdout)
     assert result["complete"] is True
     assert result["best"] is not None
@@ -174,7 +145,7 @@ def test_a_sweep_on_a_real_vllm(tmp_path: Path) -> None:
         assert measured["server"]["max_concurrency"] > 0
 
     # Every file is there, and the tables say the same.
-    for name in STUDY_FILES:
+    for name in [*STUDY_FILES, "best_config.yaml"]:
         assert (study / name).stat().st_size > 0, name
     table = pd.read_csv(study / "trials.csv")
     assert list(table["state"])[:4] == ["complete", "infeasible", "interrupted", "complete"]
@@ -196,7 +167,7 @@ def assert_it_starts_a_server(best: Path, folder: Path) -> None:
         server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_for("the exported configuration to serve", lambda: healthy(url) or server.poll() is not None)
+        wait_for("the exported configuration to serve", lambda: healthy(url) or server.poll() is not None, PATIENCE_S)
         assert server.poll() is None, (folder / "exported.log").read_text()
         body = json.dumps({"model": yaml.safe_load(best.read_text())["model"], "prompt": "hello", "max_tokens": 4})
         request = urllib.request.Request(

@@ -13,9 +13,8 @@ import pytest
 
 from sweep.model import Job, Launch
 from sweep.run.slots import run_job
-from sweep.serve.kind import MARKER
-from sweep.serve.process import marker_of
 from tests.fakes.running import PROGRAM
+from tests.processes import left_over
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -37,18 +36,6 @@ def job(tmp_path: Path, *, command: tuple[str, ...] | None = None, **env: str) -
     return Job("s", 0, launch, load, {"warmup": {"min_s": 0.2, "max_s": 0.5}}, {}, seed=1, workload_seed=1)
 
 
-def left_over(tmp_path: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            alive = process.status() != psutil.STATUS_ZOMBIE
-            if alive and process.environ().get(MARKER) == marker_of(str(tmp_path)):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def worker_pid() -> int:
     (worker,) = [p for p in psutil.Process().children() if "sweep.run.worker" in p.cmdline()]
     return worker.pid
@@ -60,7 +47,7 @@ def test_a_job_comes_back_measured(tmp_path: Path) -> None:
     assert measured.state == "complete"
     assert measured.levels[0].completed == 12
     assert "load c=2" in said
-    assert not left_over(tmp_path)
+    assert not left_over([tmp_path])
 
 
 def test_a_killed_worker_is_told_and_its_server_goes_with_it(tmp_path: Path) -> None:
@@ -74,7 +61,7 @@ def test_a_killed_worker_is_told_and_its_server_goes_with_it(tmp_path: Path) -> 
     measured = asyncio.run(run())
     assert measured.state == "failed"  # type: ignore[attr-defined]
     assert measured.failure.treatment == "retry"  # type: ignore[attr-defined]
-    assert not left_over(tmp_path)
+    assert not left_over([tmp_path])
 
 
 def test_a_cancelled_job_has_ended_its_server(tmp_path: Path) -> None:
@@ -90,7 +77,7 @@ def test_a_cancelled_job_has_ended_its_server(tmp_path: Path) -> None:
             await task
 
     asyncio.run(run())
-    assert not left_over(tmp_path)
+    assert not left_over([tmp_path])
 
 
 def test_a_program_that_is_not_there_stops_the_sweep(tmp_path: Path) -> None:

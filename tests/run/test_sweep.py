@@ -7,19 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 import yaml
 
-from sweep.serve.kind import MARKER
-from sweep.serve.process import marker_of
 from tests.fakes.running import PROGRAM
+from tests.processes import STUDY_FILES, left_over, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,25 +70,6 @@ def outcomes(study: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(study.glob("trials/*/outcome.json"))]
 
 
-def left_over(study: Path) -> list[int]:
-    markers = {marker_of(str(folder)) for folder in study.glob("trials/*")}
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARKER) in markers:
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
-
-
 def test_a_study_from_its_space_to_its_report(tmp_path: Path) -> None:
     file = space(tmp_path, search__enqueue=[{"gpu-memory-utilization": 0.999}])
     done = run(tmp_path, "run", str(file))
@@ -101,16 +78,7 @@ def test_a_study_from_its_space_to_its_report(tmp_path: Path) -> None:
     states = [outcome["measured"]["state"] for outcome in outcomes(study)]
     assert states == ["complete", "infeasible", "complete"]
     assert outcomes(study)[1]["measured"]["failure"]["kind"] == "oom_free_memory_lt_requested"
-    for name in [
-        "config.yaml",
-        "environment.json",
-        "study.db",
-        "lock",
-        "trials.csv",
-        "levels.csv",
-        "report.html",
-        "summary.md",
-    ]:
+    for name in STUDY_FILES:
         assert (study / name).stat().st_size > 0, name
     table = pd.read_csv(study / "trials.csv")
     assert list(table["trial"]) == [0, 1, 2]
@@ -120,7 +88,7 @@ def test_a_study_from_its_space_to_its_report(tmp_path: Path) -> None:
     assert False not in best.values()
     assert "best_config.yaml" in done.stdout
     assert "#1" in done.stderr
-    assert not left_over(study)
+    assert not left_over(study.glob("trials/*"))
 
     # Told again, it has nothing left to do, and says the same.
     again = run(tmp_path, "run", str(file), "--json")
@@ -169,10 +137,13 @@ def test_kill_9_costs_one_trial_and_leaves_nothing(tmp_path: Path, phase: str) -
         del os.environ["FAKE_VLLM_FAULT"]
     log = study / "trials" / "0001" / "server.log"
     marker = {"loading": "", "serving": "Application startup complete"}[phase]
-    wait_for(lambda: log.exists() and marker in log.read_text() and left_over(study))
+    wait_for(
+        "the server to come that far",
+        lambda: log.exists() and marker in log.read_text() and left_over(study.glob("trials/*")),
+    )
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    wait_for(lambda: not left_over(study))
+    wait_for("all processes to end", lambda: not left_over(study.glob("trials/*")))
 
     done = run(tmp_path, "run", str(file))
     assert done.returncode == 0, done.stderr
@@ -180,7 +151,7 @@ def test_kill_9_costs_one_trial_and_leaves_nothing(tmp_path: Path, phase: str) -
     assert found[0] == first
     assert [outcome["measured"]["state"] for outcome in found] == ["complete", "interrupted", "complete"]
     assert found[2]["flags"] == found[1]["flags"]
-    assert not left_over(study)
+    assert not left_over(study.glob("trials/*"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -188,12 +159,12 @@ def test_a_signal_ends_cleanly_and_the_report_is_there(tmp_path: Path, number: s
     file = space(tmp_path, run__trials=50, load__requests=2000)
     process = start(tmp_path, "run", str(file))
     study = tmp_path / "results" / "fake"
-    wait_for(lambda: left_over(study))
+    wait_for("a server", lambda: left_over(study.glob("trials/*")))
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
     assert "Traceback" not in stderr
-    assert not left_over(study)
+    assert not left_over(study.glob("trials/*"))
     assert outcomes(study)[-1]["measured"]["state"] == "interrupted"
     assert (study / "report.html").exists()
     assert (study / "summary.md").exists()
@@ -236,7 +207,7 @@ def test_faults_are_seen_and_no_process_stays(tmp_path: Path, fault: str, state:
     first = outcomes(study)[0]["measured"]
     assert first["state"] in state, first
     assert done.returncode == (0 if state == {"complete"} else 3), done.stderr
-    assert not left_over(study)
+    assert not left_over(study.glob("trials/*"))
 
 
 def test_a_stall_at_the_start_and_a_hang_under_load_end_in_time(tmp_path: Path) -> None:
@@ -266,7 +237,7 @@ def test_a_second_sweep_on_the_same_study_is_refused(tmp_path: Path) -> None:
     file = space(tmp_path, run__trials=50, load__requests=2000)
     process = start(tmp_path, "run", str(file))
     study = tmp_path / "results" / "fake"
-    wait_for(lambda: left_over(study))
+    wait_for("a server", lambda: left_over(study.glob("trials/*")))
     second = run(tmp_path, "run", str(file))
     assert second.returncode == 5
     assert str(process.pid) in second.stderr
