@@ -84,11 +84,10 @@ class Store:
                 for section in _FINGERPRINT_SECTIONS
                 if kept.get(section) != told[section]
             )
-            before = self.environment().get("fingerprint", {})
-            now = environment.get("fingerprint", {})
-            different += [
-                f"{key}: was {before[key]!r}, is {now.get(key)!r}" for key in before if before[key] != now.get(key)
-            ]
+            before, now = self.environment().get("fingerprint", {}), environment["fingerprint"]
+            # What could not be found out this time is no difference.
+            changed = [key for key in before if before[key] != now.get(key) and None not in (before[key], now.get(key))]
+            different += [f"{key}: was {before[key]!r}, is {now[key]!r}" for key in changed]
             if different:
                 raise ConfigError(
                     f"{self.root} holds a study that differs from this one:\n  "
