@@ -156,7 +156,7 @@ async def served_models(target: Target) -> list[str]:
                 body = await response.read()
                 if response.status != 200:
                     raise ValueError(f"HTTP {response.status}: {_words_of(body)}")
-                return [card["id"] for card in json.loads(body)["data"]]
+                return [str(card["id"]) for card in json.loads(body)["data"]]
         except aiohttp.ClientError as error:
             raise ConnectionError(error_words(str(error))) from error
         except (KeyError, TypeError) as error:

@@ -83,30 +83,48 @@ def _take(stream: Stream, at: int, event: bytes, *, vllm: bool) -> None:
     if document.get("error") is not None:
         stream.error = error_words(document)
         return
-    usage = document.get("usage") or {}
     made_before = stream.completion_tokens
-    if usage:
-        stream.prompt_tokens = usage.get("prompt_tokens")
-        stream.completion_tokens = usage.get("completion_tokens")
-    for choice in document.get("choices") or ():
-        ids = choice.get("token_ids")
-        if ids is not None:
-            stream.counts = "exact"
-            count = len(ids)
-        elif stream.completion_tokens is not None and usage and (made_before is not None or not stream.chunks):
-            stream.counts = "exact"
-            count = stream.completion_tokens - (made_before or 0)
-        else:
-            count = int(_carries_token(choice, vllm=vllm))
-        if count > 0:
-            stream.chunks.append((at, count))
-        stream.finish_reason = choice.get("finish_reason") or stream.finish_reason
+    usage = document.get("usage")
+    if isinstance(usage, dict):
+        stream.prompt_tokens = _whole(usage.get("prompt_tokens"))
+        stream.completion_tokens = _whole(usage.get("completion_tokens"))
+    choices = document.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        stream.error = "an event's choices are not of OpenAI's form"
+        return
+    # A usage that comes with every event tells by its growth what the event brought; one at the end alone does not.
+    grown = None
+    if usage and stream.completion_tokens is not None and (made_before is not None or not stream.chunks):
+        grown = stream.completion_tokens - (made_before or 0)
+    for choice in choices:
+        _take_choice(stream, at, choice, grown, vllm=vllm)
+
+
+def _take_choice(stream: Stream, at: int, choice: dict[str, Any], grown: int | None, *, vllm: bool) -> None:
+    ids = choice.get("token_ids")
+    if isinstance(ids, list):
+        stream.counts = "exact"
+        count = len(ids)
+    elif grown is not None:
+        stream.counts = "exact"
+        count = grown
+    else:
+        count = int(_carries_token(choice, vllm=vllm))
+    if count > 0:
+        stream.chunks.append((at, count))
+    reason = choice.get("finish_reason")
+    stream.finish_reason = str(reason) if reason else stream.finish_reason
+
+
+def _whole(value: Any) -> int | None:
+    """Return a count, or None for whatever a server put in its place."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _carries_token(choice: dict[str, Any], *, vllm: bool) -> bool:
     """Guess from the content alone. vLLM sends an event for each step, so an empty text is a part of a character."""
     delta = choice.get("delta")
-    if delta is None:
+    if not isinstance(delta, dict):
         return bool(choice.get("text")) or (vllm and not choice.get("finish_reason"))
     if any(delta.get(key) for key in ("content", "reasoning", "reasoning_content", "tool_calls")):
         return True

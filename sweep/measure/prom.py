@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import TypeAlias
@@ -45,7 +46,7 @@ _WANTED = (
 
 
 def parse(text: str) -> Samples:
-    """Read the text format of /metrics and keep the samples that are used here."""
+    """Read the text format of /metrics and keep the samples that are used here. Raises ValueError for other text."""
     lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
     families = text_string_to_metric_families("\n".join(lines) + "\n")
     return tuple(sample for family in families for sample in family.samples if sample.name in _WANTED)
@@ -53,7 +54,7 @@ def parse(text: str) -> Samples:
 
 def total(samples: Samples, name: str) -> float | None:
     """Sum a sample over its labels (a server may have several engines); None if there is none of that name."""
-    values = [sample.value for sample in samples if sample.name == name]
+    values = [sample.value for sample in samples if sample.name == name and math.isfinite(sample.value)]
     return sum(values) if values else None
 
 

@@ -20,7 +20,7 @@ _INTERVAL_S = 1.0  # the server renders its metrics on the loop that also answer
 
 
 async def scrape(url: str, api_key: str | None = None) -> Samples:
-    """Fetch and parse /metrics. Raises OSError (also where the answer is not 200) or TimeoutError."""
+    """Fetch and parse /metrics. Raises OSError where there is none, TimeoutError, or ValueError for other text."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     try:
@@ -90,7 +90,7 @@ class Scraper:
             await self.scrape()
 
     async def scrape(self) -> None:
-        with suppress(OSError, TimeoutError):
+        with suppress(OSError, TimeoutError, ValueError):
             samples = await scrape(self._url, self._api_key)
             now = time.perf_counter_ns()
             self.scrapes.append((now, samples))

@@ -126,3 +126,24 @@ def test_scaling_keeps_the_total_and_the_order(counts: list[int], total: int) ->
     assert stream.tokens == total
     assert stream.chunks == sorted(stream.chunks)
     assert all(count > 0 for _, count in stream.chunks)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"choices": [None]},
+        {"choices": "none"},
+        {"choices": {"a": 1}},
+        {"choices": [{"token_ids": 3, "text": "x"}]},
+        {"choices": [{"delta": "x"}]},
+        {"choices": [{"text": "x"}], "usage": "much"},
+        {"choices": [{"text": "x"}], "usage": {"completion_tokens": "3", "prompt_tokens": None}},
+        {"choices": [{"text": "x", "finish_reason": 7}]},
+        [],
+        3,
+    ],
+)
+def test_a_server_that_answers_nonsense_is_no_crash(document: object) -> None:
+    for vllm in (True, False):
+        stream = read_stream([(1, b"data: " + json.dumps(document).encode() + b"\n\n")], vllm=vllm)
+        assert all(isinstance(count, int) and count > 0 for _, count in stream.chunks)
