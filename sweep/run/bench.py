@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from sweep.errors import ConfigError
 from sweep.load.client import Target, probe, run_level, served_models
-from sweep.load.prompts import PromptSource
+from sweep.load.prompts import PromptSource, id_range
 from sweep.load.workload import LoadSection
 from sweep.measure.scrape import Scraper
 from sweep.measure.summary import level_stats, whole_run
@@ -26,8 +26,9 @@ from sweep.run.warming import warmup_of
 from sweep.search.objectives import LATENCIES, STATS, read_slo
 from sweep.text import quantity, slo_label
 
-# A short prompt, as token ids and as text for servers that take no ids.
-_PROBE_IDS = list(range(1000, 1008))
+# Sizes of vocabularies whose token ids are tried: of nearly every model, then of a toy.
+_VOCABULARIES = (None, 1024)
+# For servers that take no ids.
 _PROBE_TEXT = "one two three four five six seven eight"
 _PROBE_TOKENS = 4
 
@@ -73,9 +74,9 @@ async def bench(
     Raises ConfigError where the endpoint does not answer or does not serve the model.
     """
     await _check_model(target)
-    target, _ = await probe(target, _PROBE_IDS, _PROBE_TEXT, _PROBE_TOKENS)
+    target, vocab_size = await _adapted(target)
     text = load.endpoint == "chat" or not target.vllm
-    prompts = PromptSource(load.prompt, secrets.randbits(60), workload_seed, text=text)
+    prompts = PromptSource(load.prompt, secrets.randbits(60), workload_seed, vocab_size, text=text)
     async with Scraper(target.url("/metrics"), target.api_key) as scraper:
         run = await run_level(
             target,
@@ -88,6 +89,17 @@ async def bench(
         )
     stats = level_stats(run, slo, scraper.window(run.window_start_ns, run.window_end_ns))
     return _document(target, stats, slo, whole_run(run, slo))
+
+
+async def _adapted(target: Target) -> tuple[Target, int | None]:
+    """Find out by short completions whether the server knows vLLM's fields, and how large a vocabulary it has."""
+    found = target
+    for size in _VOCABULARIES:
+        low, end = id_range(size)
+        found, record = await probe(target, [low, end - 1] * 4, _PROBE_TEXT, _PROBE_TOKENS)
+        if found.vllm and record.status == "ok":
+            return found, size
+    return found, None
 
 
 async def _check_model(target: Target) -> None:
