@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweep import __version__
-from sweep.errors import ConfigError, SweepError
+from sweep.errors import ConfigError, MachineError, SweepError
 
 if TYPE_CHECKING:
     from sweep.config import SweepConfig
@@ -29,10 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SweepError as error:
         _say(f"error: {error}")
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
         # Whoever read our stdout went away; there is nobody left to tell.
         sys.stderr.close()
         return 1
+    except OSError as error:
+        # A full disk, a folder that may not be written: what the next trial would meet as well.
+        _say(f"error: {error.filename or 'a file of the study'}: {error.strerror or error}")
+        return MachineError.exit_code
     return code
 
 
@@ -238,4 +244,7 @@ def _print_json(document: Any) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text.rstrip() + "\n")
+    from sweep.text import printable
+
+    # Names of models and words of servers may hold escape sequences.
+    sys.stderr.write("\n".join(printable(line) for line in text.rstrip().splitlines()) + "\n")

@@ -8,7 +8,6 @@ from datetime import time
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from sweep.errors import ConfigError
@@ -19,7 +18,7 @@ from sweep.search.space import Rule, RuleError, SearchSection, Space
 from sweep.section import Section, did_you_mean
 from sweep.serve.kind import ServeSection
 from sweep.serve.vllm_flags import RULES, changes_answers, parse_command_line, refusal
-from sweep.yamlfile import KeyPath, YamlFile, read_yaml
+from sweep.yamlfile import KeyPath, YamlFile, read_value, read_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -203,10 +202,7 @@ def _apply(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
         dotted, equals, text = override.partition("=")
         if not equals or not dotted:
             raise ConfigError(f"--set {override}: expected key=value, such as run.trials=20")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {override}: {text!r} is not a YAML value") from None
+        value = read_value(text, f"--set {override}")
         *parents, last = dotted.split(".")
         place = data
         for part in parents:

@@ -3,6 +3,7 @@
 SweepError
 ├── ConfigError        a file, a key or an argument is wrong            exit 2
 ├── MachineError       this machine cannot run any trial                exit 4
+├── NoAnswerError      an endpoint that was to be measured is silent    exit 3
 ├── LockedError        another process works on the study               exit 5
 └── StoppedError       the failure budget or an unclean GPU             exit 6
 
@@ -28,6 +29,12 @@ class MachineError(SweepError):
     """What every trial would suffer: no vLLM, no model, a gated repository, a full disk."""
 
     exit_code = 4
+
+
+class NoAnswerError(SweepError):
+    """An endpoint that was to be measured does not answer, so nothing succeeded."""
+
+    exit_code = 3
 
 
 class LockedError(SweepError):

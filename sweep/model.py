@@ -115,6 +115,8 @@ class LoadRun:
     stamp_source: Literal["kernel", "protocol", "wakeup"]
     cpu_s: float  # process time that the client used from start to end
     prefix_tokens: int = 0  # length of a shared prefix
+    # Why the load stopped before all counted requests had their turn: no stream moved, or request after request failed.
+    ended_early: Literal["stalled", "failing"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

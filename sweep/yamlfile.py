@@ -57,6 +57,15 @@ def read_yaml(path: Path) -> YamlFile:
     return YamlFile(path, data, lines)
 
 
+def read_value(text: str, origin: str) -> Any:
+    """Read one value as strictly as a file's. Raises ConfigError that begins with `origin`."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        raise ConfigError(f"{origin}: {text!r} is not a YAML value") from None
+    return None if node is None else _Builder(Path(origin), {}).build(node, ())
+
+
 def _read_text(path: Path) -> str:
     try:
         info = path.stat()

@@ -21,6 +21,7 @@ class Attempt:
     prefix_group: int | None
     requested_tokens: int
     t_start_ns: int
+    exact_prompt: bool = True  # sent as token ids, so that its length needs no second opinion
     t_sched_ns: int | None = None
     t_send_ns: int | None = None
     t_headers_ns: int | None = None
@@ -43,7 +44,7 @@ def record(attempt: Attempt, *, vllm: bool) -> RequestRecord:
         t_headers_ns=attempt.t_headers_ns,
         t_end_ns=attempt.t_end_ns,
         chunks=tuple(stream.chunks),
-        prompt_tokens=stream.prompt_tokens or attempt.prompt_tokens,
+        prompt_tokens=attempt.prompt_tokens if attempt.exact_prompt else stream.prompt_tokens or attempt.prompt_tokens,
         prefix_group=attempt.prefix_group,
         requested_tokens=attempt.requested_tokens,
         output_tokens=stream.tokens,

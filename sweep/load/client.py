@@ -185,7 +185,7 @@ async def probe(target: Target, ids: list[int], text: str, max_tokens: int) -> t
     """Find out by real completions whether the server knows vLLM's fields; a server that does not is asked plainly."""
     asked = replace(target, vllm=True)
     first = await complete_once(asked, text if target.endpoint == "chat" else ids, max_tokens)
-    if first.status != "http_400":
+    if first.status not in {"http_400", "http_422"}:
         return asked, first
     plain = replace(target, vllm=False)
     return plain, await complete_once(plain, text, max_tokens)
@@ -241,6 +241,7 @@ async def run_level(
         stamp_source=clock.source,
         cpu_s=cpu_s,
         prefix_tokens=load.prompt.shared_prefix,
+        ended_early=run.ended_early,
     )
 
 

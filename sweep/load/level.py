@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Literal
 
 from sweep.load.arrivals import poisson_offsets_s
 from sweep.load.attempt import Attempt
@@ -24,6 +25,7 @@ _BINS_IN_MIN = 4  # the shortest warm-up is this many bins
 _LONGEST_BIN_S = 1.0
 _PAUSE_AFTER_FAILURE_S = 0.1
 _FEWEST_FAILURES = 8
+_FAILURE_PATIENCE_S = 5.0  # a server that refuses for a moment is alive
 
 
 def bin_length_s(min_s: float) -> float:
@@ -61,6 +63,7 @@ class LevelRun:
         self.attempts: list[Attempt] = []
         self.start_ns = self.window_start_ns = self.window_end_ns = self.end_ns = 0
         self.steady = False
+        self.ended_early: Literal["stalled", "failing"] | None = None
         self._level, self._load, self._warmup = level, load, warmup
         self._prompts, self._workload_seed, self._send = prompts, workload_seed, send
         self._on_window = on_window
@@ -70,6 +73,7 @@ class LevelRun:
         self._counted_open = 0
         self._over = asyncio.Event()  # all counted requests have ended, or the server is gone
         self._failures_in_a_row = 0
+        self._last_success_ns = 0
         self._slots_done: set[int] = set()  # slots that have finished a request
         self._flight_ns = 0  # integral of the number of requests in flight
         self._flight_since_ns = 0
@@ -79,7 +83,8 @@ class LevelRun:
 
     async def run(self) -> None:
         """Drive the load to its end. Cancelling it ends every request, and leaves no task behind."""
-        self.start_ns = self._flight_since_ns = self._last_byte_ns = time.perf_counter_ns()
+        now = time.perf_counter_ns()
+        self.start_ns = self._flight_since_ns = self._last_byte_ns = self._last_success_ns = now
         with _garbage_kept():
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._watch())]
@@ -180,6 +185,7 @@ class LevelRun:
             prefix_group=prompt.group,
             requested_tokens=self._load.output.tokens,
             t_start_ns=now,
+            exact_prompt=isinstance(prompt.content, list),
             t_sched_ns=t_sched_ns,
         )
         self.attempts.append(attempt)
@@ -202,11 +208,20 @@ class LevelRun:
         if not attempt.status:
             self._slots_done.add(slot)
             self._failures_in_a_row = 0
+            self._last_success_ns = attempt.t_end_ns
         elif attempt.status != "cancelled":
             self._failures_in_a_row += 1
-            if self._failures_in_a_row >= max(_FEWEST_FAILURES, 2 * (self._level.concurrency or 0)):
-                self._over.set()  # nothing but failures: the server is gone, or refuses everything
+            quiet_s = (attempt.t_end_ns - self._last_success_ns) / _NS
+            many = max(_FEWEST_FAILURES, 2 * (self._level.concurrency or 0))
+            if self._failures_in_a_row >= many and quiet_s > _FAILURE_PATIENCE_S:
+                self._end_early("failing")
         self._check_over()
+
+    def _end_early(self, why: Literal["stalled", "failing"]) -> None:
+        """Stop: the server is gone, hangs, or refuses everything."""
+        if not self._over.is_set():
+            self.ended_early = why
+            self._over.set()
 
     def _count_flight(self, now: int) -> None:
         self._flight_ns += len(self._active) * (now - self._flight_since_ns)
@@ -233,7 +248,7 @@ class LevelRun:
                 for attempt in self._active:
                     attempt.status = "timeout_stall" if attempt.pieces else "timeout_ttft"
                     attempt.error = f"no byte on any stream for {(now - self._last_byte_ns) / _NS:.1f} s"
-                self._over.set()
+                self._end_early("stalled")
 
     def _has_stalled(self, now: int) -> bool:
         """Tell whether the server answers nobody any more; long prompts may have made it as silent before."""

@@ -6,6 +6,7 @@ import resource
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from sweep.errors import ConfigError
@@ -85,6 +86,12 @@ class StampedSocket(socket.socket):
             self._answered = False
             self.sent_ns = time.perf_counter_ns()
         return super().send(data, flags)
+
+    def sendmsg(self, buffers: Iterable[ReadableBuffer], *args: Any) -> int:
+        if self._answered:  # long bodies go this way in newer versions of asyncio
+            self._answered = False
+            self.sent_ns = time.perf_counter_ns()
+        return super().sendmsg(buffers, *args)
 
     def _note(self, count: int, ancillary: list[tuple[int, int, bytes]]) -> None:
         if not count:  # the end of the stream has no stamp

@@ -16,6 +16,7 @@ _MOST_FAILED_FRAC = 0.05
 _BUSIEST_CLIENT_FRAC = 0.9  # of one core; a client that is busier cannot tell its own pace from the server's
 _LEAST_FINISHED_FRAC = 0.9
 _COUNT_TOLERANCE_FRAC = 0.05
+_ENDINGS = {"stalled": "no stream brought a byte any more", "failing": "request after request failed"}
 _SCRAPE_EDGE_S = 2.0  # the server's figures are of a window whose ends lie up to a second away
 
 
@@ -37,7 +38,7 @@ def level_stats(run: LoadRun, slo: Mapping[str, float], server: ServerStats | No
     attainment = sum(meets(r, slo) for r in counted) / len(counted) if slo and counted else None
     # Where nothing was counted, the warm-up's failures are all there is to tell.
     errors = Counter(r.status for r in failed or (r for r in run.records if r.status not in {"ok", "cancelled"}))
-    reasons = [*_faults(counted, len(failed), errors), *_mismatch(output_tokens, window_s, server)]
+    reasons = [*_faults(run, counted, len(failed), errors), *_mismatch(output_tokens, window_s, server)]
 
     def rate(count: float) -> float | None:
         return count / window_s if window_s > 0 and good else None
@@ -60,7 +61,7 @@ def level_stats(run: LoadRun, slo: Mapping[str, float], server: ServerStats | No
         output_tps=rate(output_tokens),
         total_tps=rate(output_tokens + prompt_tokens),
         request_rps=rate(succeeded),
-        goodput_rps=None if attainment is None else rate(attainment * len(ended)),
+        goodput_rps=None if attainment is None else rate(sum(meets(r, slo) for r in ended)),
         slo_attainment_frac=attainment,
         prompt_tokens=sum(r.prompt_tokens for r in good),
         output_tokens=sum(r.output_tokens for r in good),
@@ -145,9 +146,13 @@ def _client_stats(run: LoadRun) -> ClientStats:
     )
 
 
-def _faults(counted: Sequence[RequestRecord], failed: int, errors: Mapping[str, int]) -> Iterable[str]:
+def _faults(run: LoadRun, counted: Sequence[RequestRecord], failed: int, errors: Mapping[str, int]) -> Iterable[str]:
     """Yield what makes the figures worthless."""
     words = ", ".join(f"{status} {count}" for status, count in errors.items())
+    if run.ended_early:
+        yield f"the load ended early: {_ENDINGS[run.ended_early]}"
+    if any(record.status == "ok" and record.t_send_ns is None for record in counted):
+        yield "the time at which requests were sent could not be had, so latencies are not known"
     if not counted:
         yield f"no request was counted{f'; before that: {words}' if words else ''}"
     elif failed > _MOST_FAILED_FRAC * len(counted):

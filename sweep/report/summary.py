@@ -37,6 +37,10 @@ class FailureGroup:
 
 def headline(view: StudyView) -> str:
     """Say the result in one or two sentences."""
+    base = view.outcome(view.baseline)
+    if base is not None and base.source != "baseline" and view.best == view.baseline:
+        gist = f"The best is {view.title(base.trial)}: {view.objective} {view.result(base.trial)}."
+        return f"{gist} No baseline could run, so there is nothing to count a gain from."
     if view.best is not None and view.best == view.baseline:
         return f"No gain found: the baseline is the best configuration, {view.objective} {view.result(view.best)}."
     if view.best is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sweep.errors import ConfigError
+from sweep.errors import ConfigError, NoAnswerError
 from sweep.load.client import Target, probe, run_level, served_models
 from sweep.load.prompts import PromptSource, id_range
 from sweep.load.workload import LoadSection
@@ -60,9 +60,11 @@ def run_bench(args: argparse.Namespace) -> int:
     slo = _slo_of(args)
     key = _api_key(args.api_key_env)
     targets = [Target(url, args.model, key, args.endpoint) for url in args.base_url]
+    for target in targets:  # before the first is measured, or a typing error in the second would cost its result
+        asyncio.run(_check_model(target))
     docs = [asyncio.run(bench(target, load, slo, args.seed, _warmup_of(args))) for target in targets]
     whole = docs[0] if len(docs) == 1 else {"results": docs}
-    sys.stdout.write((json.dumps(whole, indent=2) if args.json else bench_table(docs)) + "\n")
+    sys.stdout.write((json.dumps(whole, indent=2, allow_nan=False) if args.json else bench_table(docs)) + "\n")
     return 0 if all(doc["completed"] for doc in docs) else 3
 
 
@@ -71,9 +73,8 @@ async def bench(
 ) -> dict[str, Any]:
     """Measure the first level of `load` on an endpoint, and return the document that `--json` prints.
 
-    Raises ConfigError where the endpoint does not answer or does not serve the model.
+    The caller has made sure that the endpoint serves the model.
     """
-    await _check_model(target)
     target, vocab_size = await _adapted(target)
     text = load.endpoint == "chat" or not target.vllm
     prompts = PromptSource(load.prompt, secrets.randbits(60), workload_seed, vocab_size, text=text)
@@ -105,8 +106,10 @@ async def _adapted(target: Target) -> tuple[Target, int | None]:
 async def _check_model(target: Target) -> None:
     try:
         names = await served_models(target)
-    except (OSError, ValueError) as error:  # TimeoutError is an OSError
-        raise ConfigError(f"--base-url {target.base_url}: no list of models: {error or 'no answer in time'}") from error
+    except OSError as error:  # TimeoutError is one
+        raise NoAnswerError(f"--base-url {target.base_url}: {error or 'no answer in time'}") from error
+    except ValueError as error:
+        raise ConfigError(f"--base-url {target.base_url}: no list of models: {error}") from error
     if target.model not in names:
         raise ConfigError(
             f"--model {target.model}: {target.base_url} serves {', '.join(names) or 'nothing'}; take a name from these"

@@ -15,6 +15,8 @@ from sweep.run.preflight import config_file, preflight
 from sweep.serve.kind import argv
 from sweep.text import flag_value
 
+_SHOWN = 12
+
 
 def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
     """Check a space and return the plan. Raises ConfigError or MachineError for what would stop the sweep."""
@@ -30,7 +32,10 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
         "space_points": config.space.size,
         "trials": config.run.trials,
         "expected_s": round(config.run.trials * first_guess_s(config)),
-        "swept": {name: [*param.values()][:64] for name, param in config.search.params.items()},
+        "swept": {
+            name: {"values": [*param.values()[:_SHOWN], *param.values()[-1:]][: param.size], "size": param.size}
+            for name, param in config.search.params.items()
+        },
         "baseline": config_file(config, config.baseline),
         "baseline_resolved": {name: checked.resolved.get(name) for name in config.search.params} if checked else None,
         "vllm_version": checked.vllm_version if checked else None,
@@ -41,7 +46,7 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
 
 def check_text(document: dict[str, Any]) -> str:
     lines = [document["plan"], "", "Swept:"]
-    lines += [f"  {name}: {_values(values)}" for name, values in document["swept"].items()]
+    lines += [f"  {name}: {_values(**swept)}" for name, swept in document["swept"].items()]
     lines += ["", "Trial 0, the baseline, is started with"]
     lines += [f"  {name}: {flag_value(value)}" for name, value in document["baseline"].items()]
     resolved = document["baseline_resolved"]
@@ -57,6 +62,7 @@ def check_text(document: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"Note: {note}" for note in document["notes"])])
 
 
-def _values(values: list[Any]) -> str:
+def _values(values: list[Any], size: int) -> str:
+    """Write all values of a flag, or of many the first ones and the last."""
     shown = [flag_value(value) for value in values]
-    return ", ".join(shown) if len(shown) <= 12 else f"{', '.join(shown[:4])}, … {shown[-1]} ({len(shown)} values)"
+    return ", ".join(shown) if size <= _SHOWN else f"{', '.join(shown[:4])}, … {shown[-1]} ({size:,} values)"

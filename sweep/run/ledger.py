@@ -80,16 +80,16 @@ class Ledger:
     def counted(self) -> int:
         return sum(outcome.state in COUNTED for outcome in self.outcomes)
 
-    @property
-    def fruitless_in_a_row(self) -> int:
+    def fruitless_in_a_row(self, since: int) -> int:
         """How many of the last trials in a row measured nothing, through no fault of their configuration.
 
-        While nothing has ever been measured, infeasible trials count too: then the whole space may be wrong.
+        since: trials before this one do not count; what failed them may have been mended. While nothing has ever been
+        measured, infeasible trials count too: then the whole space may be wrong.
         """
         never = not any(outcome.state == "complete" for outcome in self.outcomes)
         states: frozenset[State] = frozenset({"failed", "invalid", "infeasible"} if never else {"failed", "invalid"})
         run = 0
-        for outcome in reversed(self.outcomes):
+        for outcome in reversed(self.outcomes[since:]):
             if outcome.state in states:
                 run += 1
             elif outcome.state in COUNTED:

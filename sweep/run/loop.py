@@ -13,8 +13,8 @@ from time import monotonic
 from sweep.config import SweepConfig
 from sweep.errors import ConfigError, MachineError, StoppedError, SweepError
 from sweep.model import Event, Failure, Flags, FlagValue, Job, Measured, Outcome, Verdict
-from sweep.run.ledger import Ledger
-from sweep.run.plan import Planned, replacement_of, retry_of
+from sweep.run.ledger import Ledger, key_of
+from sweep.run.plan import Planned, pending
 from sweep.run.slots import run_job
 from sweep.run.store import Spec, Store
 from sweep.search.study import Study
@@ -38,9 +38,10 @@ class Sweep:
     resolved: Flags  # the baseline's values of the swept flags, as far as the engine told them before the launch
     deadline: float | None  # monotonic seconds
     after_trial: Callable[[], None]
+    since: int = 0  # how many trials earlier calls of the command have left
     run_job: Callable[[Job, Callable[[str], None]], Awaitable[Measured]] = run_job
-    queue: list[Planned] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    exhausted: bool = False  # nothing is left to try
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -57,11 +58,11 @@ class Sweep:
                 return reason
             planned = self._next()
             if planned is None:
-                return "every configuration of the space has been tried"
+                return self._exhausted()
             if planned.violation:
                 self._skip(planned)
                 continue
-            self._follow_up(planned, await self._run(planned))
+            self._follow_up(await self._run(planned))
 
     def _why_stop(self) -> str | None:
         run = self.config.run
@@ -69,7 +70,7 @@ class Sweep:
             return f"all {run.trials} trials are done"
         if self.deadline is not None and monotonic() + self.trial_estimate_s(pessimistic=True) > self.deadline:
             return "there is no time left for another trial"
-        if self.ledger.fruitless_in_a_row >= run.max_failures_in_a_row:
+        if self.ledger.fruitless_in_a_row(self.since) >= run.max_failures_in_a_row:
             last = self.ledger.outcomes[-1].measured.failure
             raise StoppedError(
                 f"{run.max_failures_in_a_row} trials in a row measured nothing, so the sweep stopped itself."
@@ -78,8 +79,8 @@ class Sweep:
         return None
 
     def _next(self) -> Planned | None:
-        if self.queue:
-            return self.queue.pop(0)
+        if todo := pending(self.config, self.ledger.outcomes):
+            return todo[0]
         states = [outcome.state for outcome in self.ledger.outcomes[-_SKIPS_IN_A_ROW:]]
         if states.count("skipped") == _SKIPS_IN_A_ROW:
             return None
@@ -87,6 +88,12 @@ class Sweep:
         if proposal is None:
             return None
         return Planned(proposal.flags, "search", token=proposal.token, violation=proposal.violation)
+
+    def _exhausted(self) -> str:
+        self.exhausted = True
+        if any(outcome.state == "skipped" for outcome in self.ledger.outcomes[-_SKIPS_IN_A_ROW:]):
+            return "the rules forbid every configuration that is left"
+        return "every configuration of the space has been tried"
 
     def _skip(self, planned: Planned) -> None:
         reason = f"forbidden by the rule {planned.violation!r}"
@@ -137,27 +144,26 @@ class Sweep:
                 eta_s=self.eta_s(),
             )
         )
-        self.after_trial()
+        try:
+            self.after_trial()
+        except OSError as error:
+            # These files can be made again at any time; the night goes on without them.
+            self.note(f"The tables could not be written ({error.filename}: {error.strerror}).")
         return outcome
 
-    def _follow_up(self, planned: Planned, outcome: Outcome) -> None:
-        """Draw the consequences of a failure: stop, try again, or put another baseline in its place."""
+    def _follow_up(self, outcome: Outcome) -> None:
+        """Tell what a failure leads to; what is run next follows from the outcomes. Raises where it ends the sweep."""
         failure = outcome.measured.failure
         if failure is None:
             return
         if failure.treatment == "abort_sweep":
             raise _fatal(failure, self.store.trial_dir(outcome.trial))
-        again = retry_of(planned, failure) if self.ledger.counted < self.config.run.trials else None
-        if again:
-            self.note(
-                f"Trial {outcome.trial} failed through no fault of its flags ({failure.kind}); it is tried again."
-            )
-            self.queue.insert(0, again)
-        elif planned.source == "baseline":
-            other = replacement_of(self.config, planned, failure)
-            if other:
-                self.queue.insert(0, other)
-            self.note(_baseline_note(failure, other))
+        todo = pending(self.config, self.ledger.outcomes)
+        if any(plan.key == (outcome.label or key_of(outcome.flags)) for plan in todo):
+            self.note(f"Trial {outcome.trial} failed through no fault of its flags: {FAILURE_WORDS[failure.kind]}.")
+        elif outcome.source == "baseline":
+            replacement = next((plan for plan in todo if plan.source == "baseline"), None)
+            self.note(_baseline_note(failure, replacement))
 
     def point_of(self, outcome: Outcome) -> Flags | None:
         """Return the point of the search space that a trial stands for, or None if it lies outside.

@@ -12,13 +12,12 @@ from typing import Any
 
 from sweep.config import SweepConfig, config_from_data, parse_until
 from sweep.errors import SweepError
-from sweep.model import Event, Measured, Outcome
+from sweep.model import Event, Failure, Measured, Outcome
 from sweep.report.view import StudyView
 from sweep.run import environment
 from sweep.run.finish import build_view, write_all, write_progress
 from sweep.run.ledger import Ledger
 from sweep.run.loop import Sweep, first_guess_s
-from sweep.run.plan import first_trials
 from sweep.run.preflight import preflight
 from sweep.run.store import Store
 from sweep.search.study import Study
@@ -69,7 +68,7 @@ async def run_study(
                 resolved=checked.resolved,
                 deadline=deadline_of(config.run.hours, until),
                 after_trial=lambda: write_progress(build_view(config, store, ledger, complete=False), store),
-                queue=first_trials(config, ledger.outcomes),
+                since=len(ledger.outcomes),
             )
             study.replay([(o, ledger.verdicts[o.trial], sweep.point_of(o)) for o in ledger.outcomes])
             for note in (*checked.notes, *config.search.notes(), *_unavailable(config)):
@@ -80,7 +79,11 @@ async def run_study(
             except (SweepError, asyncio.CancelledError) as stop:
                 await _close_early(sweep, stop)
                 raise
-        view = build_view(config, store, ledger, complete=True, notes=[*sweep.notes, f"The search ended: {reason}."])
+        # Out of time is not done: the same command goes on with it.
+        complete = ledger.counted >= config.run.trials or sweep.exhausted
+        view = build_view(
+            config, store, ledger, complete=complete, notes=[*sweep.notes, f"The search ended: {reason}."]
+        )
         emit(Event("note", text="Writing the report …"))
         await write_all(view, store, config)
         return (EXIT_OK if view.best is not None else EXIT_NOTHING_MET), view
@@ -98,7 +101,9 @@ async def _take_up(store: Store, emit: Callable[[Event], None]) -> None:
     """Close the books on trials that died with the process that ran them, and end whatever they left running."""
     for spec in store.unfinished():
         await kill_leftovers(spec.job.launch.trial_dir)
-        interrupted = Measured("interrupted")
+        # A trial that takes the whole machine down with it must not do so for ever.
+        died = Failure("other", "retry", "the process that ran the sweep died in this trial", "It is run again.")
+        interrupted = Measured("interrupted", failure=died)
         store.write_outcome(
             Outcome(spec.job.trial, spec.source, spec.flags, interrupted, spec.started_at, spec.label, spec.attempt)
         )

@@ -11,6 +11,7 @@ import yaml
 
 from sweep.config import SweepConfig
 from sweep.errors import ConfigError, MachineError
+from sweep.load.stamps import allow_open_files
 from sweep.model import Flags
 from sweep.serve.failures import classify
 from sweep.serve.parser_check import ParsedConfig, check_configs
@@ -36,8 +37,11 @@ async def preflight(config: SweepConfig) -> Preflight:
 
     Raises ConfigError for flags that it refuses, MachineError where there is no vLLM or no model.
     """
+    for level in config.load.levels():
+        allow_open_files(level.concurrency)
     entries = {"serve.args": {}, "search.baseline": config.baseline}
     entries |= {f"search.enqueue.{i}": flags for i, flags in enumerate(config.search.enqueue)}
+    entries["search.params"] = _a_point(config)
     parsed = await parse(config, entries)
     fixed = parsed["serve.args"]
     if fixed.unchecked:
@@ -45,10 +49,15 @@ async def preflight(config: SweepConfig) -> Preflight:
             fixed.vllm_version, notes=(f"The flags could not be checked before the launch: {fixed.unchecked}",)
         )
     for key, result in parsed.items():
-        if result.error:
+        # Of the swept flags only the names are certain: one point may well be refused and another accepted.
+        if result.error and (key != "search.params" or "unrecognized arguments" in result.error):
             _refuse(key, result.error, config)
     baseline = parsed["search.baseline"]
     return Preflight(fixed.vllm_version, dict(baseline.resolved or {}))
+
+
+def _a_point(config: SweepConfig) -> Flags:
+    return {name: param.values()[0] for name, param in config.search.params.items()}
 
 
 async def parse(config: SweepConfig, entries: Mapping[str, Flags]) -> dict[str, ParsedConfig]:

@@ -56,7 +56,10 @@ async def _listen(worker: Process, say: Callable[[str], None]) -> Measured | Non
     assert worker.stdout is not None
     measured = None
     async for line in worker.stdout:
-        message = json.loads(line)
+        try:
+            message = json.loads(line)
+        except ValueError:  # a worker killed in the middle of a line
+            continue
         if "say" in message:
             say(message["say"])
         else:

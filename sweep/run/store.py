@@ -6,11 +6,12 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +23,9 @@ from sweep.model import Flags, Job, Outcome, Source
 
 # What makes two runs the same study: results may only be mixed while all of these stay as they are.
 _FINGERPRINT_SECTIONS = ("serve", "search", "load", "measure")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,9 @@ class Store:
         except OSError as error:
             raise MachineError(f"{self.root}: cannot be written: {error.strerror}") from None
         with os.fdopen(handle, "r+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _locked(file):
                 holder = file.read().strip() or "an unknown process"
-                raise LockedError(f"{self.root}: another sweep works on this study ({holder})") from None
+                raise LockedError(f"{self.root}: another sweep works on this study ({holder})")
             file.truncate(0)
             file.write(f"pid {os.getpid()}\n")
             file.flush()
@@ -77,6 +79,11 @@ class Store:
         Raises ConfigError showing what differs.
         """
         told = config.model_dump(mode="json")
+        if not self.exists() and any(self.root.glob("trials/*/outcome.json")):
+            raise ConfigError(
+                f"{self.root} holds trials but no config.yaml, so nobody can tell what they are of."
+                " Bring the file back, choose another run.name, or move that folder away."
+            )
         if self.exists():
             kept = self.config_data()
             different = sorted(
@@ -103,7 +110,7 @@ class Store:
             data = yaml.safe_load((self.root / "config.yaml").read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"{self.root}: no study there (no config.yaml)") from None
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.root / 'config.yaml'}: damaged: {error}") from None
         if not isinstance(data, dict):
             raise ConfigError(f"{self.root / 'config.yaml'}: damaged: not a mapping")
@@ -113,7 +120,12 @@ class Store:
         path = self.root / "environment.json"
         if not path.is_file():
             return {}
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"{path}: damaged: {error}; remove it, it is made again") from None
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}: damaged: not a mapping; remove it, it is made again")
         return data
 
     def start_trial(self, spec: Spec) -> None:
@@ -131,22 +143,34 @@ class Store:
 
     def outcomes(self) -> list[Outcome]:
         """Return every finished trial in order of its number. Raises ConfigError for a damaged file."""
-        adapter = TypeAdapter(Outcome)
-        found = []
-        for path in sorted(self.root.glob("trials/*/outcome.json")):
-            try:
-                found.append(adapter.validate_json(path.read_bytes()))
-            except ValidationError as error:
-                raise ConfigError(
-                    f"{path}: damaged ({error.error_count()} errors); remove it to repeat the trial"
-                ) from None
+        found = [_read(TypeAdapter(Outcome), path) for path in sorted(self.root.glob("trials/*/outcome.json"))]
         return sorted(found, key=lambda outcome: outcome.trial)
 
     def unfinished(self) -> list[Spec]:
         """Return the trials that were begun and have no outcome: the process died in the middle of them."""
-        adapter = TypeAdapter(Spec)
         paths = sorted(self.root.glob("trials/*/spec.json"))
-        return [adapter.validate_json(p.read_bytes()) for p in paths if not p.with_name("outcome.json").exists()]
+        return [_read(TypeAdapter(Spec), path) for path in paths if not path.with_name("outcome.json").exists()]
+
+
+def _read(adapter: TypeAdapter[T], path: Path) -> T:
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path}: damaged ({error.error_count()} errors); remove the folder to repeat the trial"
+        ) from None
+
+
+def _locked(file: IO[str]) -> bool:
+    """Take the lock. Whoever only asks whether it is taken (`status`) has it for a moment, so a few tries are made."""
+    for _ in range(10):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.1)
+        else:
+            return True
+    return False
 
 
 def _pretty(data: Any) -> str:

@@ -74,6 +74,7 @@ class _Bench:
         self.levels: list[LevelStats] = []
         self.runs: list[LoadRun] = []
         self.cache_config: dict[str, str] = {}
+        self._overloaded = False
         self._job = job
         self._say = say
         self._load = LoadSection.model_validate(job.load)
@@ -95,7 +96,7 @@ class _Bench:
             for number, level in enumerate(self._load.levels()):
                 self._say(f"load {level.name}")
                 failure = await self._level(server, scraper, level, number)
-                if failure is not None:
+                if failure is not None or self._overloaded:
                     return failure
         return None
 
@@ -107,9 +108,14 @@ class _Bench:
         stats = level_stats(run, self._job.slo, scraper.window(run.window_start_ns, run.window_end_ns))
         self.runs.append(run)
         self.levels.append(stats)
-        if stats.completed > 0:
+        if stats.completed > 0 and run.ended_early is None:
             return None
-        return await _why_nothing_came(server, stats)
+        failure = await _why_it_failed(server, stats, run)
+        # A server that lives and has carried a lighter level was only asked for too much; one that stalls is ill.
+        alive = server.exit_code is None and failure.kind in {"hang_timeout", "other"}
+        overloaded = alive and run.ended_early != "stalled"
+        self._overloaded = overloaded and any(level.valid for level in self.levels)
+        return None if self._overloaded else failure
 
     async def _run(self, server: Server, scraper: Scraper, level: Level, number: int) -> LoadRun:
         prompts = PromptSource(
@@ -140,7 +146,7 @@ async def _unless_it_dies(server: Server, load: Any) -> LoadRun | None:
     death = asyncio.ensure_future(server.exited())
     try:
         await asyncio.wait({running, death}, return_when=asyncio.FIRST_COMPLETED)
-        return await running if running.done() else None
+        return None if death.done() else await running
     finally:
         for task in (running, death):
             task.cancel()
@@ -148,20 +154,23 @@ async def _unless_it_dies(server: Server, load: Any) -> LoadRun | None:
                 await task
 
 
-async def _why_nothing_came(server: Server, stats: LevelStats) -> Failure:
-    """Find out why not one request succeeded. A dying server gets some time to say so in its log."""
+async def _why_it_failed(server: Server, stats: LevelStats, run: LoadRun) -> Failure:
+    """Find out why the load ended early or no request succeeded. A dying server gets some time to say so in its log."""
     with suppress(TimeoutError):
         await asyncio.wait_for(server.exited(), _DEATH_PATIENCE_S)
     found = await server.failure("load")
     if found.kind != "other":
         return found
     errors = ", ".join(f"{count} x {status}" for status, count in stats.errors.items()) or "nothing was answered"
-    timeouts = all(status.startswith("timeout") for status in stats.errors) and bool(stats.errors)
+    timeouts = run.ended_early == "stalled" or (
+        bool(stats.errors) and all(status.startswith("timeout") for status in stats.errors)
+    )
+    seen = {"stalled": "no stream brought a byte any more", "failing": "request after request failed", None: ""}
     return replace(
         found,
         kind="hang_timeout" if timeouts else found.kind,
         treatment="retry" if timeouts else found.treatment,
-        evidence=f"no request succeeded under load: {errors}",
+        evidence=f"under load, {seen[run.ended_early] or 'no request succeeded'} ({errors})",
     )
 
 

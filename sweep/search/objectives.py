@@ -257,8 +257,11 @@ class Objective(Section):
 
     def _choose(self, measured: Measured) -> LevelStats | None:
         usable = [level for level in measured.levels if level.valid and level.completed > 0]
-        if not usable or not self.slo:
-            return usable[-1] if usable else None
+        if not self.slo:
+            # The figures are of the last level: a trial that cannot carry it must not be judged on a lighter one.
+            return usable[-1] if usable and usable[-1] is measured.levels[-1] else None
+        if not usable:
+            return None
         usable.sort(key=_load)
         met = [level for level in usable if not _misses(self.ratios(level))]
         return met[-1] if met else min(usable, key=lambda level: max(self.ratios(level).values()))

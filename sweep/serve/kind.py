@@ -57,8 +57,11 @@ class ServeSection(Section):
     @classmethod
     def _sane_model(cls, model: str) -> str:
         _check_word("the model", model)
-        path = Path(model).expanduser()
-        return str(path.absolute()) if model.startswith("~") or path.is_dir() else model
+        try:
+            path = Path(model).expanduser()
+            return str(path.absolute()) if model.startswith("~") or path.is_dir() else model
+        except (OSError, RuntimeError) as error:  # too long a name, no such user
+            raise ValueError(f"the model cannot be looked up as a path: {error}") from None
 
     @field_validator("revision")
     @classmethod

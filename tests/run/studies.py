@@ -11,7 +11,6 @@ from sweep.config import SweepConfig
 from sweep.model import Dist, Event, Failure, Flags, Job, LevelStats, Measured, PhaseTimes, ServerFacts
 from sweep.run.ledger import Ledger
 from sweep.run.loop import Sweep
-from sweep.run.plan import first_trials
 from sweep.run.store import Store
 from sweep.search.study import Study
 
@@ -115,7 +114,7 @@ def sweep_of(told: SweepConfig, root: Path, machine: Machine, events: list[Event
         resolved={},
         deadline=None,
         after_trial=lambda: None,
-        queue=first_trials(told, ledger.outcomes),
+        since=len(ledger.outcomes),
         run_job=machine.run_job,
     )
     study.replay([(o, ledger.verdicts[o.trial], sweep.point_of(o)) for o in ledger.outcomes])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from sweep.errors import ConfigError
+from sweep.errors import ConfigError, NoAnswerError
 from sweep.run.bench import run_bench
 from sweep.run.bench_args import add_arguments
 from sweep.run.records import write_requests
@@ -76,7 +76,6 @@ def test_nothing_succeeded_is_exit_code_3(tmp_path: Path, capsys: pytest.Capture
 def test_bad_arguments_are_told_before_any_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = ["--base-url", f"http://127.0.0.1:{free_port()}"]
     cases = [
-        ([*nowhere, *QUICK], "no list of models"),
         ([*nowhere, *QUICK, "--slo", "ttft_p99"], "expected NAME=LIMIT"),
         ([*nowhere, *QUICK, "--slo", "speed=1s"], "unknown latency 'speed'"),
         ([*nowhere, *QUICK, "--requests", "0"], "requests"),
@@ -85,6 +84,8 @@ def test_bad_arguments_are_told_before_any_load(tmp_path: Path, monkeypatch: pyt
     for args, words in cases:
         with pytest.raises(ConfigError, match=words):
             bench(*args)
+    with pytest.raises(NoAnswerError, match="Cannot connect"):
+        bench(*nowhere, *QUICK)
     with fake_vllm(tmp_path, VLLM_API_KEY="secret") as url:
         with pytest.raises(ConfigError, match="Unauthorized"):
             bench("--base-url", url, *QUICK)

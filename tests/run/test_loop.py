@@ -219,7 +219,7 @@ def test_an_interruption_is_recorded_and_the_same_trial_runs_next_time(tmp_path:
     again = sweep_of(config(), tmp_path, machine)
     search(again)
     assert machine.jobs[0].launch.flags == last.flags
-    assert again.ledger.outcomes[3].attempt == 2
+    assert again.ledger.outcomes[3].attempt == 1  # the user stopped it; it did nothing wrong
 
 
 def test_the_database_can_be_built_again_from_the_outcomes(tmp_path: Path) -> None:
@@ -241,3 +241,58 @@ def test_a_study_of_something_else_is_not_mixed_in(tmp_path: Path) -> None:
         sweep_of(config(serve__model="other/model"), tmp_path, Machine())
     again = sweep_of(config(run__trials=8), tmp_path, Machine())
     assert search(again) == "all 8 trials are done"
+
+
+def test_what_was_mended_between_two_calls_is_measured_after_all(tmp_path: Path) -> None:
+    gated = Machine(lambda flags, number: Measured("failed", failure=failure("abort_sweep", "auth_gated_model")))
+    with pytest.raises(MachineError):
+        search(sweep_of(config(), tmp_path, gated))
+    again = sweep_of(config(), tmp_path, Machine())
+    search(again)
+    assert [(o.source, o.state) for o in again.ledger.outcomes][:2] == [
+        ("baseline", "failed"),
+        ("baseline", "complete"),
+    ]
+    assert again.ledger.baseline is again.ledger.outcomes[1]
+
+
+def test_the_failure_budget_is_of_one_call(tmp_path: Path) -> None:
+    told = config(run__max_failures_in_a_row=2, run__trials=20)
+    broken = Machine(lambda flags, number: Measured("failed", failure=failure("fail_trial")))
+    with pytest.raises(StoppedError):
+        search(sweep_of(told, tmp_path, broken))
+    machine = Machine()
+    search(sweep_of(told, tmp_path, machine))
+    assert machine.jobs
+
+
+def test_what_a_failure_leads_to_outlives_the_call(tmp_path: Path) -> None:
+    first = sweep_of(config(search__baseline={"gpu-memory-utilization": 0.999}, run__trials=1), tmp_path, Machine())
+    search(first)
+    assert first.ledger.outcomes[0].state == "infeasible"
+    again = sweep_of(config(search__baseline={"gpu-memory-utilization": 0.999}, run__trials=3), tmp_path, Machine())
+    search(again)
+    assert again.ledger.outcomes[1].label == "baseline, replaced"
+
+
+def test_a_baseline_without_room_for_its_cache_gets_more_memory_not_less(tmp_path: Path) -> None:
+    def behave(flags: Flags, _: int) -> Measured:
+        if flags.get("gpu-memory-utilization") == 0.9:
+            return complete(100.0)
+        return Measured("infeasible", failure=failure("prune", "oom_kv_cache_none"))
+
+    sweep = sweep_of(config(search__baseline={"gpu-memory-utilization": 0.5}), tmp_path, Machine(behave))
+    search(sweep)
+    assert sweep.ledger.outcomes[1].flags == {"gpu-memory-utilization": 0.9}
+    weights = Machine(lambda flags, number: Measured("infeasible", failure=failure("prune", "oom_weights")))
+    (tmp_path / "weights").mkdir()
+    hopeless = sweep_of(config(run__name="weights"), tmp_path / "weights", weights)
+    search(hopeless)
+    assert [o.source for o in hopeless.ledger.outcomes].count("baseline") == 1
+
+
+def test_an_enqueued_copy_of_the_baseline_is_not_launched_again(tmp_path: Path) -> None:
+    told = config(search__baseline={"max-num-seqs": 16}, search__enqueue=[{"max-num-seqs": 16}, {"max-num-seqs": 8}])
+    machine = Machine()
+    search(sweep_of(told, tmp_path, machine))
+    assert [job.launch.flags for job in machine.jobs].count({"max-num-seqs": 16}) == 1

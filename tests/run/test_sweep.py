@@ -224,6 +224,43 @@ def test_a_stall_at_the_start_and_a_hang_under_load_end_in_time(tmp_path: Path) 
         assert failure["kind"] == "hang_timeout", failure
 
 
+@pytest.mark.parametrize(
+    ("fault", "kinds"),
+    [("engine_dead_after=300", {"engine_dead"}), ("hang_stream_after=300", {"hang_timeout"})],
+)
+def test_a_server_that_fails_in_the_middle_of_the_window_is_no_result(
+    tmp_path: Path, fault: str, kinds: set[str]
+) -> None:
+    env = {"FAKE_VLLM_FAULT": fault, "FAKE_VLLM_SPEED": "20"}
+    changes = {"load__requests": 3000, "load__stall_timeout_s": 2, "serve__stop_timeout_s": 2, "run__trials": 1}
+    done = run(tmp_path, "run", str(space(tmp_path, serve__env=env, **changes)))
+    assert done.returncode == 3, done.stderr
+    measured = outcomes(tmp_path / "results" / "fake")[0]["measured"]
+    assert measured["levels"][0]["completed"] > 0
+    assert measured["state"] != "complete"
+    assert measured["failure"]["kind"] in kinds, measured["failure"]
+
+
+def test_a_level_that_is_too_much_leaves_the_lighter_ones_their_figures(tmp_path: Path) -> None:
+    changes = {
+        "load__concurrency": None,
+        "load__rate": [2, 400],
+        "load__request_timeout_s": 1,
+        "load__requests": 20,
+        "search__objective": {"maximize": "output_tps", "slo": {"ttft_p50": "900ms"}},
+        "search__baseline": {"max-num-seqs": 1},
+        "run__trials": 1,
+    }
+    file = space(tmp_path, serve__env={"FAKE_VLLM_SPEED": "0.5"}, **changes)
+    done = run(tmp_path, "run", str(file), "--json")
+    assert done.returncode == 0, done.stderr
+    (outcome,) = outcomes(tmp_path / "results" / "fake")
+    levels = {level["level"]: level for level in outcome["measured"]["levels"]}
+    assert outcome["measured"]["state"] == "complete"
+    assert levels["r=2"]["valid"]
+    assert not levels["r=400"]["valid"]
+
+
 def test_no_trial_meets_the_slos(tmp_path: Path) -> None:
     file = space(tmp_path, search__objective={"maximize": "output_tps", "slo": {"ttft_p50": "0.01ms"}}, run__trials=2)
     done = run(tmp_path, "run", str(file))
