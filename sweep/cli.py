@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from sweep.report.view import StudyView
 
 
+_STOPPING = "Stopping: the server is being ended, which may take the better part of a minute. Finished trials are kept."
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
     parser = _parser()
@@ -119,7 +122,9 @@ def _run(args: argparse.Namespace) -> int:
             worst = max(worst, await _study(run_study, config, args, documents, alone=len(configs) == 1))
         return worst
 
-    code = run_interruptibly(night)
+    code = run_interruptibly(night, on_stop=lambda: _say(_STOPPING))
+    if code > 128:
+        _say("Stopped. The same command goes on where it was.")
     if args.json:
         _print_json(documents if len(configs) > 1 else documents[0] if documents else {"exit_code": code})
     return code

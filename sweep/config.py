@@ -71,6 +71,25 @@ class SweepConfig(Section):
         """Return all flags of a launch: the fixed ones, and over them what a trial chose."""
         return {**self.serve.args, **chosen}
 
+    def notes(self) -> list[str]:
+        """Return what people should know before they start a night, and what is no mistake all the same."""
+        alone = [name for name in self.baseline if name not in self.search.params and name not in self.serve.args]
+        changed = [name for name in self.baseline if name in self.serve.args]
+        notes = self.search.notes()
+        if alone:
+            notes.append(
+                f"search.baseline alone sets {', '.join(alone)}: the other trials have vLLM's own default there."
+                " Put a flag into serve.args to have it in all of them."
+            )
+        if changed:
+            notes.append(f"search.baseline sets {', '.join(changed)} otherwise than serve.args: it serves differently.")
+        if self.run.confirm is not None:
+            notes.append(
+                "run.confirm is not available yet: finalists are not measured again, so the closing comparison is a"
+                " quick check, not proof."
+            )
+        return notes
+
     @model_validator(mode="after")
     def _fits_together(self) -> SweepConfig:
         problems = [*_flag_problems(self), *_rule_problems(self), *_length_problems(self)]

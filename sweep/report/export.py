@@ -58,8 +58,8 @@ def _header(view: StudyView, trial: int, env: Mapping[str, str], check: str) -> 
         *(("Missed:", miss) for miss in (view.misses(trial) if view.best is None else ())),
         ("Checked:", check),
         ("", ""),
-        ("Run it:", f"vllm serve --config {FILE_NAME}"),
-        *([("or here:", f"{view.command} --config {FILE_NAME}")] if view.command != "vllm serve" else []),
+        ("Run it:", f"{view.command} --config {FILE_NAME}"),
+        *([("elsewhere:", f"vllm serve --config {FILE_NAME}")] if view.command != "vllm serve" else []),
         ("", "(with a space: vLLM 0.32 ignores --config=FILE)"),
         *(("Set first:", f"export {_assignment(*item)}") for item in env.items()),
     ]

@@ -21,7 +21,7 @@ CAUTION = (
     "A quick check, not proof: each of the two was measured once, "
     "and launches of one and the same configuration differ by several per cent."
 )
-_SMALL_GAIN_FRAC = 0.03
+_SMALL_GAIN_FRAC = 0.05  # of one launch each; what a confirmation could tell apart is less
 _TAG_START = re.compile(r"<(?=[A-Za-z/!?])")
 
 
@@ -44,7 +44,8 @@ def headline(view: StudyView) -> str:
     if view.best is not None and view.best == view.baseline:
         return f"No gain found: the baseline is the best configuration, {view.objective} {view.result(view.best)}."
     if view.best is not None:
-        return f"The best is {view.title(view.best)}: {view.objective} {view.result(view.best)}.{_small(view)}"
+        clear = "The best is" if not _small(view) else "No clear gain. The best is"
+        return f"{clear} {view.title(view.best)}: {view.objective} {view.result(view.best)}.{_small(view)}"
     if view.nearest_miss is not None:
         closest = [f"No trial met the SLOs. {view.title(view.nearest_miss).capitalize()} comes closest"]
         return "; ".join([*closest, *view.misses(view.nearest_miss)]) + "."

@@ -11,7 +11,7 @@ from sweep.config import SweepConfig
 from sweep.errors import MachineError
 from sweep.run.loop import first_guess_s
 from sweep.run.night import plan_text
-from sweep.run.preflight import config_file, preflight
+from sweep.run.preflight import Preflight, config_file, preflight
 from sweep.serve.kind import argv
 from sweep.text import flag_value
 
@@ -37,11 +37,16 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
             for name, param in config.search.params.items()
         },
         "baseline": config_file(config, config.baseline),
-        "baseline_resolved": {name: checked.resolved.get(name) for name in config.search.params} if checked else None,
+        "baseline_resolved": _left_to_vllm(config, checked) if checked else None,
         "vllm_version": checked.vllm_version if checked else None,
         "command": command,
-        "notes": [*(checked.notes if checked else ()), *config.search.notes()],
+        "notes": [*(checked.notes if checked else ()), *config.notes()],
     }
+
+
+def _left_to_vllm(config: SweepConfig, checked: Preflight) -> dict[str, Any]:
+    told = config.flags(config.baseline)
+    return {name: checked.resolved.get(name) for name in config.search.params if name not in told}
 
 
 def check_text(document: dict[str, Any]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from sweep.config import SweepConfig
+from sweep.errors import MachineError
 from sweep.model import Flags, Outcome
 from sweep.report.export import FILE_NAME, write_best_config
 from sweep.report.html import write_report
@@ -17,6 +19,7 @@ from sweep.report.view import StudyView
 from sweep.run.ledger import Ledger, gpus_of
 from sweep.run.preflight import config_file, parse
 from sweep.run.store import Store
+from sweep.serve.kind import resolve_program
 
 UNPROVEN = "not yet: the study was stopped; going on with it, or `report`, lets vLLM's own parser read this file"
 
@@ -63,8 +66,31 @@ def build_view(
         complete=complete,
         notes=tuple(notes),
         runner_up=_runner_up(ledger),
-        command=shlex.join(config.serve.command),
+        command=_command(config),
         defaults=environment.get("defaults", {}),
+    )
+
+
+def doubts(ledger: Ledger) -> list[str]:
+    """Say which figures rest on less than they should."""
+    unsteady = [o.trial for o in ledger.outcomes if any(not level.steady for level in o.measured.levels)]
+    lines = []
+    if unsteady:
+        trials = ", ".join(map(str, unsteady))
+        lines.append(f"Measured before the speed was steady: trial {trials}. A longer measure.warmup.max_s may help.")
+    best = ledger.best or ledger.nearest_miss
+    if best and (note := ledger.verdicts[best.trial].note):
+        lines.append(f"Trial {best.trial}: {note}.")
+    return lines
+
+
+def _command(config: SweepConfig) -> str:
+    """Return what starts this vLLM from a shell, with what it wants in its environment."""
+    program, *words = config.serve.command
+    with suppress(MachineError):
+        program = resolve_program(program) if program != "vllm" else program
+    return " ".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in config.serve.env.items()), shlex.join([program, *words])]
     )
 
 

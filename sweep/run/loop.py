@@ -91,8 +91,9 @@ class Sweep:
 
     def _exhausted(self) -> str:
         self.exhausted = True
-        if any(outcome.state == "skipped" for outcome in self.ledger.outcomes[-_SKIPS_IN_A_ROW:]):
-            return "the rules forbid every configuration that is left"
+        tried = {key_of(point) for outcome in self.ledger.outcomes if (point := self.point_of(outcome)) is not None}
+        if len(tried) < self.config.space.size:
+            return "the rules forbid every configuration that has not been tried"
         return "every configuration of the space has been tried"
 
     def _skip(self, planned: Planned) -> None:

@@ -15,7 +15,7 @@ from sweep.errors import SweepError
 from sweep.model import Event, Failure, Measured, Outcome
 from sweep.report.view import StudyView
 from sweep.run import environment
-from sweep.run.finish import build_view, write_all, write_progress
+from sweep.run.finish import build_view, doubts, write_all, write_progress
 from sweep.run.ledger import Ledger
 from sweep.run.loop import Sweep, first_guess_s
 from sweep.run.preflight import preflight
@@ -53,7 +53,8 @@ async def run_study(
     with store.lock():
         emit(Event("note", text="Asking the installed vLLM what it makes of these flags …"))
         checked = await preflight(config)
-        defaults = {name: checked.resolved[name] for name in config.search.params if name in checked.resolved}
+        left_out = [name for name in config.search.params if name not in config.flags(config.baseline)]
+        defaults = {name: checked.resolved[name] for name in left_out if name in checked.resolved}
         store.begin(config, {**environment.describe(checked.vllm_version), "defaults": defaults})
         await _take_up(store, emit)
         objective = config.search.objective
@@ -71,7 +72,7 @@ async def run_study(
                 since=len(ledger.outcomes),
             )
             study.replay([(o, ledger.verdicts[o.trial], sweep.point_of(o)) for o in ledger.outcomes])
-            for note in (*checked.notes, *config.search.notes(), *_unavailable(config)):
+            for note in (*checked.notes, *config.notes()):
                 sweep.note(note)
             emit(Event("plan", total=config.run.trials, text=plan_text(config, ledger), eta_s=sweep.eta_s()))
             try:
@@ -110,12 +111,6 @@ async def _take_up(store: Store, emit: Callable[[Event], None]) -> None:
         emit(Event("note", text=f"Trial {spec.job.trial} was interrupted; it is run again under a new number."))
 
 
-def _unavailable(config: SweepConfig) -> list[str]:
-    if config.run.confirm is None:
-        return []
-    return ["run.confirm: finalists are not measured again yet, so the closing comparison is a quick check, not proof."]
-
-
 def plan_text(config: SweepConfig, ledger: Ledger | None = None) -> str:
     """Say in a sentence or two what is going to happen."""
     levels = ", ".join(level.name for level in config.load.levels())
@@ -141,12 +136,13 @@ async def rebuild(root: Path, notes: Sequence[str] = ()) -> StudyView:
     store = Store(root)
     config = config_from_data(store.config_data(), root / "config.yaml")
     ledger = Ledger(config.search.objective, config.serve.args, store.outcomes())
-    view = build_view(config, store, ledger, complete=ledger.counted >= config.run.trials, notes=notes)
+    complete = ledger.counted >= config.run.trials
+    view = build_view(config, store, ledger, complete=complete, notes=[*notes, *doubts(ledger)])
     await write_all(view, store, config)
     return view
 
 
-def run_interruptibly(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+def run_interruptibly(work: Callable[[], Coroutine[Any, Any, int]], on_stop: Callable[[], None]) -> int:
     """Run asynchronous work to its end. A first SIGINT, SIGTERM or SIGHUP ends it cleanly and makes the exit code.
 
     A second signal changes nothing: the server is being ended already, and that takes a minute at most.
@@ -160,6 +156,7 @@ def run_interruptibly(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
         def stop(number: int) -> None:
             if not caught:
                 caught.append(number)
+                on_stop()
                 task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

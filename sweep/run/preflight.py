@@ -73,5 +73,7 @@ def _refuse(key: str, error: str, config: SweepConfig) -> None:
     failure = classify(error, exit_code=2, phase="start", swept=(), fixed=tuple(config.serve.args))
     if failure.kind.startswith("oom_"):
         return  # memory is for the launch to find out, and a baseline without room is replaced
+    if failure.kind in {"model_not_found", "auth_gated_model", "trust_remote_code_needed"}:
+        key = "serve.model"
     text = f"{key}: vLLM refuses this: {failure.evidence}\n{failure.advice}"
     raise ConfigError(text) if failure.kind in {"invalid_argument", "unsupported_feature"} else MachineError(text)
