@@ -8,12 +8,19 @@ from sweep.text import number, quantity
 
 _FULL_FRAC = 0.95  # of the KV cache: the last few per cent are blocks that are only partly filled
 _AMPLE_FRAC = 0.6
+_BOUND_FRAC = 0.75  # of the time to first token
 
 
 def limits(level: LevelStats, flags: Flags) -> list[str]:
     """Explain one level of a trial. flags: as the trial set them; a limit that is not among them is not blamed."""
     server = level.server or ServerStats()
-    found = (_errors(level), _queue(server, flags), _prefill(server), _kv_cache(server, level), _prefix(server, level))
+    found = (
+        _errors(level),
+        _queue(server, flags),
+        _prefill(server),
+        _kv_cache(server, level),
+        _prefix(server, level, flags),
+    )
     return [text for text in found if text]
 
 
@@ -45,10 +52,10 @@ def _queue(server: ServerStats, flags: Flags) -> str | None:
 def _prefill(server: ServerStats) -> str | None:
     if not server.prefill_s or not server.ttft_s or server.prefill_s < server.ttft_s / 2 or _queue_share(server) >= 0.5:
         return None
-    return (
-        f"Of {_time(server.ttft_s)} to the first token, {_time(server.prefill_s)} were the request's own prefill, "
-        "little was waiting: TTFT is bound by computing the prompt."
-    )
+    spent = f"Of {_time(server.ttft_s)} to the first token, {_time(server.prefill_s)} were the request's own prefill"
+    if server.prefill_s >= _BOUND_FRAC * server.ttft_s:
+        return f"{spent}: TTFT is bound by computing the prompt."
+    return f"{spent}; most of the rest is the API server's own work (tokenizing, handing over), little was waiting."
 
 
 def _kv_cache(server: ServerStats, level: LevelStats) -> str | None:
@@ -67,15 +74,20 @@ def _kv_cache(server: ServerStats, level: LevelStats) -> str | None:
     return f"The KV cache was never more than {_share(peak)} full: more memory for it would not help under this load."
 
 
-def _prefix(server: ServerStats, level: LevelStats) -> str | None:
+def _prefix(server: ServerStats, level: LevelStats, flags: Flags) -> str | None:
     hits = prefix_hit_frac(server)
     offered = level.prefix_offered_frac or 0.0
     if hits:
         could = f"; an ideal cache could have served {_share(offered)}" if offered else ""
         return f"The prefix cache served {_share(hits)} of the prompt tokens{could}."
-    if offered >= 0.01:
-        return f"The prefix cache served nothing, though {_share(offered)} of the prompt tokens were shared: TTFT pays."
-    return None
+    if offered < 0.01:
+        return None
+    if flags.get("enable-prefix-caching") is False:
+        return f"Prefix caching was off, while {_share(offered)} of the prompt tokens were shared."
+    return (
+        f"The prefix cache served nothing, though {_share(offered)} of the prompt tokens were shared; a prefix shorter"
+        " than a block cannot be served."
+    )
 
 
 def _queue_share(server: ServerStats) -> float:
@@ -92,4 +104,4 @@ def _time(seconds: float) -> str:
 
 
 def _share(frac: float) -> str:
-    return f"{100 * frac:.0f} %"
+    return f"{100 * frac:.0f} %" if frac >= 0.01 or frac == 0 else "1 %"

@@ -21,10 +21,10 @@ from sweep.load.workload import LoadSection
 from sweep.measure.scrape import Scraper
 from sweep.measure.summary import level_stats, whole_run
 from sweep.measure.warmup import WarmupSection
-from sweep.model import Dist, LevelStats
+from sweep.model import Dist, LevelStats, LoadRun
 from sweep.run.warming import warmup_of
 from sweep.search.objectives import LATENCIES, STATS, read_slo
-from sweep.text import quantity, slo_label
+from sweep.text import printable, quantity, slo_label
 
 # Sizes of vocabularies whose token ids are tried: of nearly every model, then of a toy.
 _VOCABULARIES = (None, 1024)
@@ -89,7 +89,12 @@ async def bench(
             on_window=scraper.soon,
         )
     stats = level_stats(run, slo, scraper.window(run.window_start_ns, run.window_end_ns))
-    return _document(target, stats, slo, whole_run(run, slo))
+    return {**_document(target, stats, slo, whole_run(run, slo)), "first_error": _first_error(run)}
+
+
+def _first_error(run: LoadRun) -> str | None:
+    """Return the server's own words on the first request that failed."""
+    return next((r.error for r in run.records if r.error and r.status not in {"ok", "cancelled"}), None)
 
 
 async def _adapted(target: Target) -> tuple[Target, int | None]:
@@ -185,7 +190,8 @@ def bench_table(docs: Sequence[Mapping[str, Any]]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     for doc in docs:
         failures = [f"{count} requests ended as {kind}" for kind, count in doc["errors"].items()]
-        lines += [f"note, {doc['base_url']}: {reason}" for reason in (*doc["client"]["reasons"], *failures)]
+        words = [f"the first of them: {printable(doc['first_error'])}"] if doc.get("first_error") else []
+        lines += [f"note, {doc['base_url']}: {reason}" for reason in (*doc["client"]["reasons"], *failures, *words)]
     return "\n".join(lines)
 
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 import argparse
 
 
+def _whole(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return number
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the endpoint, the load and the limits."""
     parser.add_argument(
@@ -29,5 +36,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-warmup", type=float, default=120, metavar="S", help="longest warm-up (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the arrivals (default: %(default)s)")
+    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the arrivals (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
