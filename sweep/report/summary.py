@@ -82,6 +82,7 @@ def closing(view: StudyView) -> str:
         lines += ["", *_aligned([("", "baseline", beside_words(view), "change"), *rows])]
     if _is_comparison(view):
         lines += ["", CAUTION]
+    lines += ["", *map(printable, view.notes)] if view.notes else []
     lines += ["", *(f"{path}  {what}" for path, what in _aligned_paths(view))]
     if view.shown is not None:
         lines += ["", f"{printable(view.command)} --config {printable(view.folder)}/{FILE_NAME}"]

@@ -82,9 +82,8 @@ async def run_study(
                 raise
         # Out of time is not done: the same command goes on with it.
         complete = ledger.counted >= config.run.trials or sweep.exhausted
-        view = build_view(
-            config, store, ledger, complete=complete, notes=[*sweep.notes, f"The search ended: {reason}."]
-        )
+        notes = [*sweep.notes, f"The search ended: {reason}.", *doubts(ledger)]
+        view = build_view(config, store, ledger, complete=complete, notes=notes)
         emit(Event("note", text="Writing the report …"))
         await write_all(view, store, config)
         return (EXIT_OK if view.best is not None else EXIT_NOTHING_MET), view
