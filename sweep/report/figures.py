@@ -8,7 +8,7 @@ from typing import Literal
 
 from sweep.model import Dist, LevelStats, Outcome, ServerStats
 from sweep.report.view import StudyView
-from sweep.text import percent, quantity
+from sweep.text import limit_words, percent, quantity, slo_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,22 @@ FIGURES: tuple[Figure, ...] = (
 _BRIEF = frozenset({"ttft_p99_ms", "tpot_p99_ms", "e2e_p99_ms", "output_tps", "request_rps", "goodput_rps"})
 
 
+def limited(view: StudyView) -> tuple[Figure, ...]:
+    """Return the figures that the SLOs are judged by, in an open loop those from the schedule."""
+    return tuple(_limited(name, limit_s) for name, limit_s in view.slo.items())
+
+
+def _limited(name: str, limit_s: float) -> Figure:
+    metric, _, stat = name.partition("_")
+
+    def get(sample: Sample) -> float | None:
+        scheduled: Dist | None = getattr(sample.level, f"{metric}_sched_s", None)
+        values: Dist | None = scheduled or getattr(sample.level, f"{metric}_s", None)
+        return None if values is None else 1000 * float(getattr(values, stat))
+
+    return Figure(f"slo_{name}_ms", get, f"{slo_label(name)}, SLO {limit_words(limit_s)}", "ms", "lower")
+
+
 def sample(view: StudyView, outcome: Outcome, level: LevelStats | None) -> Sample:
     return Sample(outcome, level, view.trial_gpus.get(outcome.trial, view.gpus))
 
@@ -121,6 +137,7 @@ def compare(view: StudyView, trial: int, *, brief: bool = False) -> list[Row]:
         return []
     left, right = sample(view, base, view.level(base.trial)), sample(view, outcome, view.level(trial))
     labelled = [figure for figure in FIGURES if figure.label and (figure.column in _BRIEF or not brief)]
+    labelled = [*limited(view), *labelled]
     rows = [_row(figure, figure.get(left), figure.get(right)) for figure in labelled]
     load = Row("load", left.level.level if left.level else "-", right.level.level if right.level else "-", "", None)
     return [load, *(row for row in rows if (row.baseline, row.shown) != ("-", "-"))]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sweep.files import write_atomic
 from sweep.model import FlagValue, LevelStats, Outcome, Verdict
-from sweep.report.figures import FIGURES, sample
+from sweep.report.figures import FIGURES, limited, sample
 from sweep.report.view import StudyView
 from sweep.text import flag_value, flag_words, printable
 
@@ -55,7 +55,17 @@ def _cell(value: Any) -> Any:
 
 def _columns(view: StudyView) -> list[str]:
     head = ["trial", "state", "source", "failure_kind", *view.swept, "level", "objective", "slo_met"]
-    tail = ["label", "attempt", "completed", "failed", "steady", "other_flags", "evidence", "remarks"]
+    tail = [
+        *(figure.column for figure in limited(view)),
+        "label",
+        "attempt",
+        "completed",
+        "failed",
+        "steady",
+        "other_flags",
+        "evidence",
+        "remarks",
+    ]
     return [*head, *(figure.column for figure in FIGURES), "started_at", *tail]
 
 
@@ -66,7 +76,7 @@ def _row(view: StudyView, outcome: Outcome, level: LevelStats | None) -> dict[st
     of_level = sample(view, outcome, level)
     return {
         **{name: _flag(outcome.flags.get(name)) for name in view.swept},
-        **{figure.column: _rounded(figure.get(of_level)) for figure in FIGURES},
+        **{figure.column: _rounded(figure.get(of_level)) for figure in (*FIGURES, *limited(view))},
         "trial": outcome.trial,
         "state": outcome.state,
         "source": outcome.source,

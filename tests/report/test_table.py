@@ -117,3 +117,12 @@ def test_files_are_written_whole_and_leave_nothing_behind(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["levels.csv", "trials.csv"]
     assert pd.read_csv(tmp_path / "trials.csv").loc[0, "max-num-seqs"] == "torn \\udc80"
     assert list(pd.read_csv(tmp_path / "levels.csv").columns)[: len(CONTRACT)] == CONTRACT
+
+
+def test_what_the_slos_are_judged_by_has_its_own_columns() -> None:
+    view = study(complete(0, {}, level()), slo={"ttft_p90": 0.5, "e2e_p95": 2.0})
+    frame = trials_frame(view)
+    found = view.outcomes[0].measured.levels[0]
+    assert found.ttft_s is not None
+    assert frame.loc[0, "slo_ttft_p90_ms"] == pytest.approx(1000 * found.ttft_s.p90, rel=1e-3)
+    assert "slo_e2e_p95_ms" in frame.columns
