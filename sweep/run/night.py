@@ -22,7 +22,6 @@ from sweep.run.preflight import preflight
 from sweep.run.store import Store
 from sweep.search.study import Study
 from sweep.serve.process import kill_leftovers
-from sweep.text import limit_words, slo_label
 
 EXIT_OK = 0
 EXIT_NOTHING_MET = 3
@@ -119,15 +118,9 @@ def plan_text(config: SweepConfig, ledger: Ledger | None = None) -> str:
     return (
         f"{config.run.name}: {config.run.trials} trials of {config.serve.model}{going_on}; load {levels}, "
         f"prompts of {config.load.prompt.tokens} tokens, answers of {config.load.output.tokens}; "
-        f"{_wish(config)}. The space has {config.space.size:,} points. "
+        f"{config.search.objective.words}. The space has {config.space.size:,} points. "
         f"About {max(minutes, 1):.0f} min if a launch takes a minute; the first launch will tell."
     )
-
-
-def _wish(config: SweepConfig) -> str:
-    objective = config.search.objective
-    limits = ", ".join(f"{slo_label(name)} <= {limit_words(limit)}" for name, limit in objective.slo.items())
-    return f"{objective.direction} {objective.label}" + (f" with {limits}" if limits else "")
 
 
 async def rebuild(root: Path, notes: Sequence[str] = ()) -> StudyView:

@@ -165,12 +165,11 @@ async def _why_it_failed(server: Server, stats: LevelStats, run: LoadRun) -> Fai
     timeouts = run.ended_early == "stalled" or (
         bool(stats.errors) and all(status.startswith("timeout") for status in stats.errors)
     )
-    seen = {"stalled": "no stream brought a byte any more", "failing": "request after request failed", None: ""}
     return replace(
         found,
         kind="hang_timeout" if timeouts else found.kind,
         treatment="retry" if timeouts else found.treatment,
-        evidence=f"under load, {seen[run.ended_early] or 'no request succeeded'} ({errors})",
+        evidence=f"under load: {stats.reasons[0] if stats.reasons else 'no request succeeded'} ({errors})",
     )
 
 

@@ -179,19 +179,6 @@ class Study:
         self._pending[self._asked] = point
         return Proposal(self._asked, self._space.flags(point), violation=self._forbidden(point))
 
-    def importances(self) -> dict[str, float] | None:
-        """Return each flag's share of what separates good trials from the rest (PED-ANOVA), the largest first.
-
-        None while too few different values are measured to say anything.
-        """
-        with _quiet():
-            complete = self._record.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            varied = [name for name in self._distributions if len({trial.params[name] for trial in complete}) > 1]
-            if len({trial.value for trial in complete}) < _MAX_STARTUP or not varied:
-                return None
-            shares = optuna.importance.get_param_importances(self._record, params=varied)
-        return {name: float(share) for name, share in shares.items()}
-
     def _forbidden(self, point: Point) -> str | None:
         return self._space.violated(self._space.flags(point))
 

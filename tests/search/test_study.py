@@ -303,24 +303,6 @@ def test_a_complete_trial_that_measured_nothing_is_no_value(sweep):
     assert [trial.state.name for trial in made.recorded()] == ["FAIL"]
 
 
-def test_importances_name_the_flag_that_matters(sweep):
-    params = {"a": list(range(1, 13)), "b": [1, 2, 3], "c": [9]}
-    made = sweep(lambda flags: _measured(10.0 * flags["a"]), params=params)
-    assert made.study.importances() is None
-    for _ in range(20):
-        made.step()
-    shares = made.study.importances()
-    assert list(shares) == ["a", "b"]
-    assert sum(shares.values()) == pytest.approx(1)
-
-
-def test_equal_values_have_no_importances(sweep):
-    made = sweep(lambda _: _measured(1.0))
-    for _ in range(9):
-        made.step()
-    assert made.study.importances() is None
-
-
 def test_another_direction_is_another_study(sweep):
     made = sweep(None)
     made.study.close()
