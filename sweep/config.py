@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from sweep.errors import ConfigError
+from sweep.load.plan import Plan
 from sweep.load.workload import LoadSection
 from sweep.measure.warmup import MeasureSection
 from sweep.model import Flags
+from sweep.search.objectives import Objective
 from sweep.search.space import Rule, RuleError, SearchSection, Space
 from sweep.section import Section, did_you_mean
 from sweep.serve.kind import ServeSection
@@ -21,6 +23,9 @@ from sweep.serve.vllm_flags import RULES, changes_answers, parse_command_line, r
 from sweep.yamlfile import KeyPath, YamlFile, read_value, read_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SPECULATIVE = frozenset(
+    {"speculative-config", "spec-method", "spec-model", "spec-tokens", "speculative-model", "num-speculative-tokens"}
+)
 
 
 class Confirm(Section):
@@ -62,6 +67,11 @@ class SweepConfig(Section):
         return self.search.baseline
 
     @property
+    def objective(self) -> Objective:
+        """The objective, with the limits of the classes of the load beside its own."""
+        return self.search.objective.with_limits(self.load.slo)
+
+    @property
     def space(self) -> Space:
         """The swept flags, with the user's rules and vLLM's own."""
         rules = tuple(Rule.parse(text) for text in (*RULES, *self.search.rules))
@@ -83,6 +93,11 @@ class SweepConfig(Section):
             )
         if changed:
             notes.append(f"search.baseline sets {', '.join(changed)} otherwise than serve.args: it serves differently.")
+        if "enable-prefix-caching" in self.search.params and not _shares(self.load):
+            notes.append(
+                "search.params.enable-prefix-caching: no two prompts of this load begin alike, so a prefix cache cannot"
+                " help; give load.prompt.shared_prefix or turns if yours do."
+            )
         if self.run.confirm is not None:
             notes.append(
                 "run.confirm is not available yet: finalists are not measured again, so the closing comparison is a"
@@ -92,7 +107,7 @@ class SweepConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> SweepConfig:
-        problems = [*_flag_problems(self), *_rule_problems(self), *_length_problems(self)]
+        problems = [*_flag_problems(self), *_rule_problems(self), *_length_problems(self), *_load_problems(self)]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -134,20 +149,82 @@ def _rule_problems(config: SweepConfig) -> Iterator[str]:
             yield f"{key}: breaks the rule {violated!r}"
 
 
+def _shares(load: LoadSection) -> bool:
+    """Tell whether requests may begin alike; what is in a file is for the file to say."""
+    return any(
+        kind.prompt is None or kind.prompt.file is not None or kind.prompt.shared_prefix > 0 or kind.turns > 1
+        for kind in load.kinds
+    )
+
+
+def _max_model_len(config: SweepConfig) -> int | None:
+    limit = config.serve.args.get("max-model-len")
+    return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+
+
 def _length_problems(config: SweepConfig) -> Iterator[str]:
-    longest = config.serve.args.get("max-model-len")
-    asked = config.load.prompt.tokens + config.load.output.tokens
-    if isinstance(longest, int) and not isinstance(longest, bool) and asked > longest > 0:
+    limit, longest = _max_model_len(config), config.load.longest_tokens
+    if limit is not None and longest is not None and longest > limit:
         yield (
-            f"load: prompt.tokens {config.load.prompt.tokens} + output.tokens {config.load.output.tokens}"
-            f" = {asked} is more than serve.args.max-model-len {longest}; raise it or shorten the load"
+            f"load: its longest request has {longest} tokens with its history and its answer, more than"
+            f" serve.args.max-model-len {limit}; raise that, or shorten the load (of a distribution: its max)"
+        )
+
+
+def _load_problems(config: SweepConfig) -> Iterator[str]:
+    load, objective = config.load, config.objective
+    levels = load.levels()
+    if levels[0].search and not objective.slo:
+        yield (
+            "load.rate: max is the highest rate under SLOs; add them to search.objective, such as"
+            " slo: {ttft_p99: 500ms}, or to a class of load.mix"
+        )
+    if objective.maximize == "rate_rps" and not (levels[0].search or sum(bool(each.rate_rps) for each in levels) > 1):
+        yield "search.objective: rate_rps compares rates; set load.rate: max, or a list of rates"
+    if problem := objective.problem():
+        yield f"search.objective: {problem}"
+    yield from _adapter_problems(config)
+    if load.trace is None and load.synthetic:
+        yield from _speculation_problems(config, "load.prompt")
+
+
+def _adapter_problems(config: SweepConfig) -> Iterator[str]:
+    adapters = {adapter for kind in config.load.kinds for adapter in kind.adapters}
+    modules = config.serve.args.get("lora-modules")
+    if not adapters:
+        return
+    if config.serve.args.get("enable-lora") is not True or not modules:
+        yield (
+            "load.adapters: the server has none; set enable-lora: true and lora-modules: [name=path, …] in serve.args"
+        )
+        return
+    served = {_adapter_name(module) for module in (modules if isinstance(modules, list) else [modules])}
+    if missing := sorted(adapters - served):
+        yield f"load.adapters: {', '.join(missing)} is not among serve.args.lora-modules: {', '.join(sorted(served))}"
+
+
+def _adapter_name(module: object) -> str:
+    return str(module.get("name")) if isinstance(module, dict) else str(module).partition("=")[0]
+
+
+def _speculation_problems(config: SweepConfig, key: str) -> Iterator[str]:
+    """How many drafted tokens are accepted is a matter of what is written: of random tokens it says nothing."""
+    flags = {name for _, entry in _entries(config) for name, value in entry.items() if value is not None}
+    flags |= {name for name, value in config.serve.args.items() if value is not None}
+    flags |= set(config.search.params)
+    used = sorted(name for name in flags if name.partition(".")[0] in _SPECULATIVE)
+    if used:
+        yield (
+            f"{key}: random tokens say nothing of speculative decoding ({', '.join(used)}), which nobody can draft;"
+            " take recorded prompts: load.prompt.file, with a natural output"
         )
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     """Read and check a search space. overrides: "key.path=value" with a YAML value, as from the command line.
 
-    Raises ConfigError with one line for each problem: file, line, key, and what to do.
+    Raises ConfigError with one line for each problem: file, line, key, and what to do. Files of prompts are read, too:
+    a night must not begin with one that cannot be used.
     """
     document = read_yaml(path)
     data = _apply(document.data, overrides)
@@ -155,12 +232,51 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     if isinstance(run, dict):
         run.setdefault("name", path.stem)
     _take_baseline_apart(data, document)
-    return _validate(data, document)
+    files = dict(_place_files(data.get("load"), path.absolute().parent, ("load",)))
+    config = _validate(data, document)
+    if files:
+        _check_files(config, document, files)
+    return config
 
 
 def config_from_data(data: dict[str, Any], origin: Path) -> SweepConfig:
     """Check a configuration that a study's folder kept."""
     return _validate(data, YamlFile(origin, data, {}))
+
+
+def _place_files(load: Any, folder: Path, key: KeyPath) -> Iterator[tuple[str, KeyPath]]:
+    """Make the names of files absolute, so that a study finds them wherever it is resumed. Yield each with its key."""
+    if not isinstance(load, dict):
+        return
+    classes = load.get("mix")
+    for index, each in enumerate(classes if isinstance(classes, list) else []):
+        yield from _place_files(each, folder, (*key, "mix", index))
+    for holder, name, place in ((load, "trace", key), (load.get("prompt"), "file", (*key, "prompt"))):
+        if isinstance(holder, dict) and isinstance(holder.get(name), str):
+            holder[name] = str(folder / Path(holder[name]).expanduser())
+            yield holder[name], (*place, name)
+
+
+def _check_files(config: SweepConfig, document: YamlFile, files: Mapping[str, KeyPath]) -> None:
+    try:
+        plan = Plan(config.load, config.search.seed)
+    except ConfigError as error:
+        key = next((key for path, key in files.items() if str(error).startswith(path)), ("load",))
+        raise ConfigError(f"{document.where(key)}: {_dotted(key)}: {error}") from None
+    key = next(iter(files.values()))
+    limit = _max_model_len(config)
+    if limit is not None and (rows := plan.too_long(limit)):
+        raise ConfigError(
+            f"{document.where(key)}: {_dotted(key)}: {rows:,} rows need more than serve.args.max-model-len {limit};"
+            " raise that, or leave them out of the file"
+        )
+    if plan.synthetic:
+        for problem in _speculation_problems(config, _dotted(key)):
+            raise ConfigError(f"{document.where(key)}: {problem}")
+
+
+def _dotted(key: KeyPath) -> str:
+    return ".".join(str(part) for part in key)
 
 
 def _validate(data: dict[str, Any], document: YamlFile) -> SweepConfig:
@@ -180,7 +296,7 @@ def _describe(error: ValidationError, document: YamlFile) -> Iterator[str]:
                 dotted = line.partition(":")[0]
                 yield f"{document.where(_split(dotted))}: {line}"
             continue
-        dotted = ".".join(str(part) for part in key)
+        dotted = _dotted(key)
         if item["type"] == "extra_forbidden":
             known = _known_keys(key[:-1])
             message = f"unknown key{did_you_mean(str(key[-1]), known)}; known here: {', '.join(known)}"
@@ -202,14 +318,21 @@ def _is_schema_noise(part: str | int, document: YamlFile, location: tuple[str | 
 
 
 def _known_keys(key: KeyPath) -> list[str]:
-    fields: Any = SweepConfig
+    fields: type[BaseModel] | None = SweepConfig
     for part in key:
-        annotation = fields.model_fields[part].annotation if part in getattr(fields, "model_fields", {}) else None
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        fields = next((c for c in candidates if hasattr(c, "model_fields")), None)
-        if fields is None:
-            return []
-    return list(fields.model_fields)
+        if isinstance(part, int):
+            continue  # an entry of a list has the keys of its section
+        field = fields.model_fields.get(part) if fields else None
+        fields = next(_sections(field.annotation), None) if field else None
+    return [field.alias or name for name, field in fields.model_fields.items()] if fields else []
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the sections that a type is made of, in order."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections(part)
 
 
 def _split(dotted: str) -> KeyPath:

@@ -62,9 +62,16 @@ class Failure:
     exit_code: int | None = None
 
 
+# How many values a statistic needs before it is more than an accident: the early-stopping minima of MLPerf's LoadGen.
+FEWEST: dict[str, int] = {"mean": 2, "p50": 11, "p90": 64, "p95": 130, "p99": 662}
+
+
 @dataclass(frozen=True, slots=True)
 class Dist:
-    """A distribution of `n` values, in seconds. Percentiles are Hyndman-Fan type 7, as numpy's default."""
+    """A distribution of `n` values, in seconds. Percentiles are Hyndman-Fan type 7, as numpy's default.
+
+    ci: name of a statistic -> the ends of its 95 % confidence interval, where there are enough values for one.
+    """
 
     mean: float
     p50: float
@@ -72,6 +79,12 @@ class Dist:
     p95: float
     p99: float
     n: int
+    ci: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def low_n(self) -> tuple[str, ...]:
+        """The statistics that rest on too few values."""
+        return tuple(name for name, fewest in FEWEST.items() if self.n < fewest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,12 @@ class RequestRecord:
     finish_reason: str | None = None
     error: str | None = None  # the server's own words, shortened; never prompt or answer text
     token_count: Literal["exact", "usage", "approx"] = "exact"  # noqa: S105 - how tokens were counted
+    kind: str | None = None  # its class, where the load is a mix
+    turn: int = 0  # of its conversation
+    prefix_tokens: int = 0  # the part that all prompts of its prefix group begin with
+    history_tokens: int = 0  # the part that earlier requests brought: turns of a conversation, blocks of a trace
+    answer_ns: int | None = None  # first token that is not reasoning; None where the server did not tell them apart
+    late_events: int = 0  # events with tokens that a late client read with a later one: known only to be no later
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +132,15 @@ class LoadRun:
     end_ns: int
     steady: bool
     stamp_source: Literal["kernel", "protocol", "wakeup"]
-    cpu_s: float  # process time that the client used from start to end
-    prefix_tokens: int = 0  # length of a shared prefix
+    cpu_s: float  # process time that the client's processes used from start to end, decoding included
+    processes: int = 1  # that the load was dealt out to
+    busiest_frac: float | None = None  # process time of the busiest one / time; 1 is a whole core
+    loop_lag_p99_s: float | None = None  # how late a timer of the event loop was, in the slowest process
+    unstamped_frac: float = 0.0  # share of the reads without the kernel's stamp, where the kernel gives any
+    rate_rps: float | None = None  # that the open loop's schedule asks for (of a ramp: the mean over the window)
+    drained: bool = False  # what was under way at the end came to its end too, so every token was received
+    # Why the judge ended the level before its time: what was asked of it is certain.
+    verdict: Literal["pass", "fail", "unstable"] | None = None
     # Why the load stopped before all counted requests had their turn: no stream moved, or request after request failed.
     ended_early: Literal["stalled", "failing"] | None = None
 
@@ -155,10 +181,10 @@ class LevelStats:
     tpot_s: Dist | None
     itl_s: Dist | None
     e2e_s: Dist | None
-    output_tps: float | None
+    output_tps: float | None  # by the time at which tokens arrived
     total_tps: float | None
     request_rps: float | None
-    goodput_rps: float | None  # None when no SLO is set
+    goodput_rps: float | None  # good ones of the requests due in the window, a second; None when no SLO is set
     slo_attainment_frac: float | None
     prompt_tokens: int
     output_tokens: int
@@ -168,6 +194,42 @@ class LevelStats:
     valid: bool = True
     reasons: tuple[str, ...] = ()  # why not valid, or what to be careful about
     e2e_sched_s: Dist | None = None  # from the scheduled time; None in a closed loop
+    icl_s: Dist | None = None  # inter-chunk latency: the gap between two events, however many tokens they carry
+    ttfot_s: Dist | None = None  # time to the first token that is not reasoning; None where there was none to tell
+    rate_rps: float | None = None  # what the open loop asked for
+    arrivals: Arrivals | None = None  # None in a closed loop
+    stable: bool | None = None  # open loop: the queue did not grow; None where that cannot be said
+    cut_off: int = 0  # counted requests that the end of the load cut off before they could succeed or fail
+    kinds: dict[str, KindStats] = field(default_factory=dict)  # of a mix: the same for each class
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # name of a rate -> its 95 % interval
+    verdict: Literal["pass", "fail", "unstable"] | None = None  # of a judge that ended the level early
+    # Not valid because of the client or of somebody else's load, so worth measuring again.
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KindStats:
+    """One class of a mix. Latencies as in LevelStats."""
+
+    completed: int
+    failed: int
+    ttft_s: Dist | None
+    ttft_sched_s: Dist | None
+    tpot_s: Dist | None
+    itl_s: Dist | None
+    e2e_s: Dist | None
+    e2e_sched_s: Dist | None
+    slo_attainment_frac: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """How requests really arrived in the window of an open loop, by the time at which they were sent."""
+
+    asked_rps: float
+    achieved_rps: float
+    gap_cv: float | None  # standard deviation of the gaps / their mean: 1 for Poisson, 0 for constant
+    dispersion: float | None  # variance / mean of the counts in one-second bins: 1 for Poisson, 0 for constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +239,14 @@ class ClientStats:
     cpu_us_per_event: float | None
     send_lag_p99_s: float | None  # sent after it was due (open loop) or after its slot was free (closed loop)
     stamp_source: Literal["kernel", "protocol", "wakeup"]
+    overhead_s: float | None = None  # mean TTFT of the client - that of the server, over the same requests
+    late_events_frac: float | None = None  # events whose arrival is known only to be no later than their stamp
+    unstamped_frac: float | None = None
+    processes: int = 1
+    busiest_frac: float | None = None
+    loop_lag_p99_s: float | None = None
+    tokens: int | None = None  # received from the first request of the level to the last, whatever became of them
+    server_tokens: int | None = None  # generated by the server in the same time; None where the level was not drained
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +304,10 @@ class Job:
     launch: Launch
     load: dict[str, Any]
     measure: dict[str, Any]
-    slo: dict[str, float]  # "ttft_p99" -> limit in seconds
+    slo: dict[str, float]  # "ttft_p99" -> limit in seconds; "chat.ttft_p99" for the class "chat" of a mix
     seed: int
     workload_seed: int
+    workload_sha256: str | None = None  # of the planned requests; a worker that would send others refuses
 
 
 @dataclass(frozen=True, slots=True)

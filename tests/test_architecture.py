@@ -28,15 +28,18 @@ RANK = {
     "section": 1,
     "yamlfile": 1,
     "text": 1,
+    "slo": 1.5,
     "model": 0,
     "errors": 0,
     "files": 0,
+    "children": 0,
     "tiny_model": 0,
 }
 # run composes its own modules, and so does each package.
 HEAVY = {
     "optuna": {"search/study.py"},
-    "aiohttp": {"load/client.py", "measure/scrape.py", "serve/process.py"},
+    "aiohttp": {"load/client.py", "load/wire.py", "measure/scrape.py", "serve/process.py"},
+    "msgspec": {"load/sse.py", "load/wire.py"},
     "pandas": {"report/table.py"},
     "plotly": {"report/plots.py"},
     "jinja2": {"report/html.py"},

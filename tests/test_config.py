@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,28 @@ def test_overrides_from_the_command_line(tmp_path: Path) -> None:
         ("  params:", "  enqueue: [{port: 3}]\n  params:", [":6:", "port"]),
         ("{maximize: output_tps}", "{maximize: output_tsp}", [":5:", "output_tsp", "output_tps"]),
         ("{maximize: output_tps}", "{maximize: output_tps, slo: {ttft_p99: 200}}", [":5:", "200ms"]),
+        ("prompt: {tokens: 100}", "prompt: {token: 100}", [":11:", "load.prompt.token", "did you mean 'tokens'"]),
+        ("tokens: 100}", "tokens: {mena: 100, std: 1}}", [":11:", "load.prompt.tokens.mena", "did you mean 'mean'"]),
+        ("tokens: 100}", "tokens: {mean: 100}}", [":11:", "load.prompt.tokens.std", "missing"]),
+        ("tokens: 100}", "tokens: many}", [":11:", "load.prompt.tokens: ", "valid integer"]),
+        ("concurrency: 8", "rate: {form: 1, to: 2}", [":10:", "load.rate.form", "did you mean 'from'"]),
+        ("concurrency: 8", "rate: max", [":10:", "load.rate", "search.objective", "ttft_p99: 500ms"]),
+        ("concurrency: 8", "rate: most", [":10:", "load.rate: ", "'max'"]),
+        ("concurrency: 8", "concurrency: 8\n  processes: all", [":11:", "load.processes: ", "'auto'"]),
+        ("concurrency: 8", "concurrency: 8\n  turns: 9", [":9:", "1080 tokens with its history", "1024"]),
+        ("concurrency: 8", "concurrency: 8\n  adapters: [sql]", [":11:", "load.adapters", "enable-lora: true"]),
+        ("concurrency: 8", "rate: 1\n  mix: [{name: a, share: 1, trun: 2}]", [":11:", "load.mix.0.trun", "'turns'"]),
+        ("concurrency: 8", "rate: 1\n  mix: [{name: A, share: 1}]", [":11:", "load.mix.0.name", "small letters"]),
+        ("concurrency: 8", "rate: 1\n  request: {stream: false}", [":11:", "load.request", "stream"]),
+        (
+            "{maximize: output_tps}",
+            "{maximize: rate_rps, slo: {ttft_p99: 1s}}",
+            [":5:", "search.objective", "load.rate: max"],
+        ),
+        ("{maximize: output_tps}", "{maximize: goodput_rps}", ["search.objective", "slo"]),
+        ("max-model-len: 1024", "speculative-config: {method: ngram}", ["load.prompt", "load.prompt.file"]),
+        ("  params:", "  enqueue: [{spec-method: ngram}]\n  params:", ["spec-method", "load.prompt.file"]),
+        ("prompt: {tokens: 100}", "prompt: {file: none.jsonl}", [":11:", "load.prompt.file", "no such file"]),
     ],
 )
 def test_each_problem_names_place_key_and_fix(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
@@ -122,3 +145,77 @@ def test_a_stored_configuration_loads_again(tmp_path: Path) -> None:
     config = load(tmp_path, GOOD.replace("output_tps}", "output_tps, slo: {ttft_p99: 200ms}}"))
     again = config_from_data(config.model_dump(mode="json"), Path("config.yaml"))
     assert again == config
+
+
+LORA = "args: {max-model-len: 1024, enable-lora: true, lora-modules: ['law=a/b', {name: sql, path: a/c}]}"
+
+
+def test_adapters_are_those_that_the_server_has(tmp_path: Path) -> None:
+    served = GOOD.replace("args: {max-model-len: 1024}", LORA)
+    assert load(tmp_path, served, "load.adapters=[sql, law]").load.kinds[0].adapters == ("sql", "law")
+    with pytest.raises(ConfigError, match="tax is not among"):
+        load(tmp_path, served, "load.adapters=[sql, tax]")
+
+
+def test_the_limits_of_classes_are_limits_of_the_objective(tmp_path: Path) -> None:
+    mixed = GOOD.replace("concurrency: 8", "rate: max\n  mix: [{name: chat, share: 1, slo: {ttft_p99: 300ms}}]")
+    config = load(tmp_path, mixed)
+    assert config.objective.slo == {"chat.ttft_p99": 0.3}
+    assert config.search.objective.slo == {}
+    assert config_from_data(config.model_dump(mode="json"), Path("config.yaml")) == config
+
+
+ROWS = '{"prompt": "a b c", "output_tokens": 4}\n{"prompt": "d", "output_tokens": 5}\n'
+
+
+def test_files_are_found_from_the_space_s_folder_and_read_at_once(tmp_path: Path) -> None:
+    recorded = GOOD.replace("prompt: {tokens: 100}", "prompt: {file: data/p.jsonl}")
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "p.jsonl"
+    file.write_text(ROWS)
+    config = load(tmp_path, recorded)
+    assert config.load.prompt is not None
+    assert config.load.prompt.file == str(file)
+    assert config.load.longest_tokens is None
+    set_here = load(tmp_path, GOOD, "load.prompt={file: data/p.jsonl}")
+    assert set_here.load == config.load
+    classes = GOOD.replace("prompt: {tokens: 100}", "mix: [{name: a, share: 1, prompt: {file: data/p.jsonl}}]")
+    assert load(tmp_path, classes).load.kinds[0].prompt == config.load.prompt
+    file.write_text(ROWS + "{\n")
+    with pytest.raises(ConfigError, match=r"space\.yaml:11: load\.prompt\.file: .*p\.jsonl:3: not JSON"):
+        load(tmp_path, recorded)
+    (tmp_path / "q.jsonl").write_text(ROWS)
+    two = "mix: [{name: b, share: 1, prompt: {file: q.jsonl}},\n    {name: a, share: 1, prompt: {file: data/p.jsonl}}]"
+    with pytest.raises(ConfigError, match=r"space\.yaml:12: load\.mix\.1\.prompt\.file: "):
+        load(tmp_path, GOOD.replace("prompt: {tokens: 100}", two))
+    # What a study's folder keeps is not read again for a report.
+    file.unlink()
+    assert config_from_data(config.model_dump(mode="json"), Path("config.yaml")) == config
+
+
+def test_a_trace_is_checked_against_what_the_server_accepts(tmp_path: Path) -> None:
+    traced = re.sub(r"  concurrency: 8\n.*\n.*\n  requests: 50", "  trace: t.jsonl", GOOD)
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"timestamp": 0, "input_length": 1000, "output_length": 24}\n')
+    assert load(tmp_path, traced).load.trace == str(file)
+    file.write_text('{"timestamp": 0, "input_length": 1000, "output_length": 25}\n')
+    with pytest.raises(ConfigError, match=r":10: load\.trace: 1 rows need more than serve\.args\.max-model-len 1024"):
+        load(tmp_path, traced)
+    with pytest.raises(ConfigError, match="random tokens say nothing of speculative decoding"):
+        load(tmp_path, traced.replace("max-model-len: 1024", "spec-method: ngram"))
+
+
+def test_speculative_decoding_is_measured_on_recorded_prompts(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(ROWS)
+    recorded = GOOD.replace("prompt: {tokens: 100}", "prompt: {file: p.jsonl}")
+    config = load(tmp_path, recorded.replace("max-model-len: 1024", "speculative-config: {method: ngram}"))
+    assert not config.load.synthetic
+
+
+def test_a_prefix_cache_without_shared_prefixes_is_noted(tmp_path: Path) -> None:
+    def noted(*overrides: str) -> bool:
+        return any("no two prompts" in note for note in load(tmp_path, GOOD, *overrides).notes())
+
+    assert noted()
+    assert not noted("load.prompt.shared_prefix=40")
+    assert not noted("load.turns=2")

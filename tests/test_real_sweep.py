@@ -140,12 +140,15 @@ def test_a_sweep_on_a_real_vllm(tmp_path: Path) -> None:
     for measured in (on, off):
         level = measured["levels"][0]
         assert (level["completed"], level["failed"]) == (48, 0)
+        assert level["valid"], level["reasons"]
+        # Over the whole level every token that the server made was received, and nobody else had any.
+        assert level["client"]["tokens"] == level["client"]["server_tokens"] > 0
         assert level["output_tps"] > 0
         assert measured["server"]["kv_cache_tokens"] > 0
         assert measured["server"]["max_concurrency"] > 0
 
     # Every file is there, and the tables say the same.
-    for name in [*STUDY_FILES, "best_config.yaml"]:
+    for name in [*STUDY_FILES, "workload.json", "best_config.yaml"]:
         assert (study / name).stat().st_size > 0, name
     table = pd.read_csv(study / "trials.csv")
     assert list(table["state"])[:4] == ["complete", "infeasible", "interrupted", "complete"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sweep.config import SweepConfig, load_config
+from sweep.load.plan import Plan
 
 FOLDER = Path(__file__).resolve().parents[1] / "search_spaces"
 SPACES = sorted(FOLDER.glob("*.yaml"))
@@ -37,7 +38,9 @@ def test_what_is_in_the_compile_cache_key_comes_in_powers_of_two(real: SweepConf
 
 
 def test_prefix_caching_is_swept_where_prefixes_are_shared(real: SweepConfig) -> None:
-    assert ("enable-prefix-caching" in real.search.params) == (real.load.prompt.shared_prefix > 0)
+    (kind,) = real.load.kinds
+    assert kind.prompt is not None
+    assert ("enable-prefix-caching" in real.search.params) == (kind.prompt.shared_prefix > 0)
 
 
 def test_sequences_range_around_what_the_load_offers(real: SweepConfig) -> None:
@@ -60,3 +63,18 @@ def test_a_night_is_enough_for_what_is_planned(real: SweepConfig) -> None:
 
 def test_no_limit_on_latency_only_for_batch(real: SweepConfig) -> None:
     assert bool(real.search.objective.slo) == (not real.run.name.endswith("batch"))
+
+
+def test_a_chat_has_about_a_thousand_tokens_in_and_256_out() -> None:
+    for path in REAL:
+        if path.stem.endswith("chat"):
+            plan = Plan(load_config(path).load, 0)
+            asks = [plan.conversation(n, warmup=False) or () for n in range(2000)]
+            prompts = [
+                ask.new_tokens + sum(before.new_tokens + before.output_tokens for before in turns[: ask.turn])
+                for turns in asks
+                for ask in turns
+            ]
+            assert sum(prompts) / len(prompts) == pytest.approx(1000, rel=0.05)
+            answers = [ask.output_tokens for turns in asks for ask in turns]
+            assert sum(answers) / len(answers) == pytest.approx(256, rel=0.05)

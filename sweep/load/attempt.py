@@ -4,38 +4,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sweep.load.sse import Stream, read_stream
+from sweep.load.plan import Ask
+from sweep.load.prompts import Answer, Prompt
+from sweep.load.sse import Mark, Stream, read_stream
 from sweep.model import RequestRecord
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """What the client notes while a request runs. Decoding waits until the load is over: it would cost punctuality.
+    """What the client notes while a request runs. Decoding waits until it has ended: it would cost punctuality.
 
-    Stamps are `perf_counter_ns`. status stays empty unless something went wrong that is known at once.
+    Stamps are `perf_counter_ns`. marks: one for each read of the answer.
+    status stays empty unless something went wrong that is known at once.
     """
 
     request_id: str
     counted: bool
-    prompt_tokens: int
-    prefix_group: int | None
-    requested_tokens: int
+    ask: Ask
+    prompt: Prompt
     t_start_ns: int
-    exact_prompt: bool = True  # sent as token ids, so that its length needs no second opinion
+    history_tokens: int = 0
     t_sched_ns: int | None = None
     t_send_ns: int | None = None
     t_headers_ns: int | None = None
     t_end_ns: int = 0
-    pieces: list[tuple[int, bytes]] = field(default_factory=list)  # (arrived at, bytes of the body)
+    marks: list[Mark] = field(default_factory=list)
+    body: bytes = b""
     status: str = ""
     error: str | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything of the body has come; headers may come long before."""
+        return bool(self.marks) and self.marks[-1][1] > 0
 
-def record(attempt: Attempt, *, vllm: bool) -> RequestRecord:
-    """Decode what was received. vllm: the answer was asked to be exactly as long as requested."""
-    stream = read_stream(attempt.pieces, vllm=vllm)
-    status = attempt.status or _status(stream, attempt.requested_tokens if vllm else None)
-    return RequestRecord(
+
+def record(attempt: Attempt, *, vllm: bool, keep: bool = False) -> tuple[RequestRecord, Answer]:
+    """Decode what was received. vllm: an answer that is not to end by itself has exactly the length that was asked for.
+
+    keep: also return the answer, else an empty one. The attempt's bytes are given up.
+    """
+    ask = attempt.ask
+    exact = vllm and not ask.natural
+    stream = read_stream(attempt.body, attempt.marks, vllm=vllm, keep=keep)
+    status = attempt.status or _status(stream, ask.output_tokens if exact else None)
+    prompt_tokens = attempt.prompt.tokens
+    if not attempt.prompt.exact and stream.prompt_tokens is not None:
+        prompt_tokens = stream.prompt_tokens
+    found = RequestRecord(
         request_id=attempt.request_id,
         counted=attempt.counted,
         t_sched_ns=attempt.t_sched_ns,
@@ -44,15 +60,23 @@ def record(attempt: Attempt, *, vllm: bool) -> RequestRecord:
         t_headers_ns=attempt.t_headers_ns,
         t_end_ns=attempt.t_end_ns,
         chunks=tuple(stream.chunks),
-        prompt_tokens=attempt.prompt_tokens if attempt.exact_prompt else stream.prompt_tokens or attempt.prompt_tokens,
-        prefix_group=attempt.prefix_group,
-        requested_tokens=attempt.requested_tokens,
+        prompt_tokens=prompt_tokens,
+        prefix_group=ask.group,
+        requested_tokens=ask.output_tokens,
         output_tokens=stream.tokens,
         status=status,
         finish_reason=stream.finish_reason,
         error=attempt.error or stream.error or _why(status, stream, attempt),
         token_count=stream.counts,
+        kind=ask.kind,
+        turn=ask.turn,
+        prefix_tokens=ask.prefix_tokens,
+        history_tokens=attempt.history_tokens,
+        answer_ns=stream.answer_ns if stream.reasoned else None,
+        late_events=stream.late_events,
     )
+    attempt.body, attempt.marks = b"", []
+    return found, Answer(stream.ids, stream.text)
 
 
 def _status(stream: Stream, requested: int | None) -> str:
@@ -64,7 +88,7 @@ def _status(stream: Stream, requested: int | None) -> str:
     if not stream.chunks:
         return "empty"
     reported = stream.completion_tokens
-    if requested is not None and (stream.tokens != requested or reported not in {None, stream.tokens}):
+    if reported not in {None, stream.tokens} or (requested is not None and stream.tokens != requested):
         return "length_mismatch"
     return "ok"
 
@@ -72,7 +96,7 @@ def _status(stream: Stream, requested: int | None) -> str:
 def _why(status: str, stream: Stream, attempt: Attempt) -> str | None:
     if status == "length_mismatch":
         return (
-            f"{attempt.requested_tokens} tokens were asked for, {stream.tokens} came,"
+            f"{attempt.ask.output_tokens} tokens were asked for, {stream.tokens} came,"
             f" and the usage says {stream.completion_tokens}"
         )
     return {"truncated": "the stream ended without [DONE]", "empty": "the stream carried no token"}.get(status)

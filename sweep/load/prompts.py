@@ -1,12 +1,16 @@
-"""Prompts of an exact length, fresh for every seed, so that no cache of an earlier trial knows them."""
+"""The contents of requests: random and fresh for every seed, so that no cache of an earlier trial knows them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from sweep.load.workload import PromptShape
+from sweep.load.datasets import BLOCK_TOKENS, Content, estimate
+from sweep.load.plan import Ask, Plan
 
 # Frequent words, one token each in the usual vocabularies.
 _WORDS = """
@@ -17,15 +21,26 @@ father power hour game line end member law car city community name president tea
 information back parent face others level office door health person art war history party result change morning
 reason research
 """
+_GOLDEN = 0x9E3779B97F4A7C15
+
+_Words: TypeAlias = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered in a conversation. It is kept in memory only, until the next turn is sent."""
+
+    ids: list[int]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, or text where ids are not possible; `tokens` is then the number of words, an estimate."""
+    """content: token ids, text, or the messages of a chat. tokens: how many; an estimate unless they are exact."""
 
-    content: list[int] | str
+    content: Content
     tokens: int
-    group: int | None  # which shared prefix it begins with
+    exact: bool
 
 
 def id_range(vocab_size: int | None) -> tuple[int, int]:
@@ -41,36 +56,88 @@ def id_range(vocab_size: int | None) -> tuple[int, int]:
     return 1000, min(vocab_size - 1000, 30_000)
 
 
-@dataclass(frozen=True, slots=True)
 class PromptSource:
-    """Makes the n-th prompt of a run; the same arguments make the same prompts.
+    """Makes the prompt of any request that is planned; the same arguments make the same prompts, in any process.
 
-    seed: of the contents, fresh in every trial. workload_seed: of the choice of groups, shared by all trials.
+    seed: of the contents, fresh in every trial and level. text: words in place of token ids, and messages for a chat.
     """
 
-    shape: PromptShape
-    seed: int
-    workload_seed: int
-    vocab_size: int | None = None
-    text: bool = False
-    _prefixes: dict[int, list[int]] = field(default_factory=dict)
+    def __init__(self, plan: Plan, seed: int, vocab_size: int | None = None, *, text: bool = False) -> None:
+        self.plan = plan
+        self._seed = seed
+        self._words = _WORDS.split() if text else None
+        self._range = (0, len(_WORDS.split())) if text else id_range(vocab_size)
+        self._prefixes: dict[int, list[int]] = {}
 
-    def make(self, n: int) -> Prompt:
-        shape = self.shape
-        group = None
-        ids: list[int] = []
-        if shape.shared_prefix:
-            group = int(np.random.default_rng([self.workload_seed, n]).integers(shape.groups))
-            if group not in self._prefixes:
-                self._prefixes[group] = self._draw(shape.shared_prefix, 0, group)
-            ids = self._prefixes[group]
-        ids = ids + self._draw(shape.tokens - shape.shared_prefix, 1, n)
-        if not self.text:
-            return Prompt(ids, shape.tokens, group)
-        words = _WORDS.split()
-        return Prompt(" ".join(words[i] for i in ids), shape.tokens, group)
+    def make(self, ask: Ask, *, warmup: bool, earlier: tuple[Prompt, Answer] | None = None) -> Prompt:
+        """Return the prompt of a request; earlier: of a later turn, the prompt before it and what was answered."""
+        recorded = self.plan.recorded(ask)
+        if recorded is not None and recorded.content is not None:
+            new = Prompt(recorded.content, recorded.tokens, recorded.exact)
+        else:
+            new = self._made(self._drawn(ask, warmup=warmup))
+        if self.plan.load.endpoint == "chat" and isinstance(new.content, str):
+            new = Prompt([{"role": "user", "content": new.content}], new.tokens, exact=False)
+        return new if earlier is None else _joined(*earlier, new)
 
-    def _draw(self, count: int, kind: int, index: int) -> list[int]:
-        low, high = (0, len(_WORDS.split())) if self.text else id_range(self.vocab_size)
-        drawn: list[int] = np.random.default_rng([self.seed, kind, index]).integers(low, high, size=count).tolist()
-        return drawn
+    def _made(self, drawn: list[int]) -> Prompt:
+        if self._words is None:
+            return Prompt(drawn, len(drawn), exact=True)
+        return Prompt(" ".join(self._words[i] for i in drawn), len(drawn), exact=False)
+
+    def _drawn(self, ask: Ask, *, warmup: bool) -> list[int]:
+        stream = f"{'warm-up' if warmup else 'window'}"
+        own = ask.history_tokens + ask.new_tokens - ask.prefix_tokens
+        row = self.plan.row(ask)
+        if row is not None:
+            blocks = self._blocks(row.blocks, own, stream)
+            return blocks + self._draw(own - len(blocks), f"{stream}/{ask.conversation}")
+        tail = self._draw(own, f"{stream}/{ask.conversation}/{ask.turn}")
+        if ask.group is None:
+            return tail
+        if ask.group not in self._prefixes:
+            self._prefixes[ask.group] = self._draw(ask.prefix_tokens, f"prefix/{ask.group}")
+        return self._prefixes[ask.group] + tail
+
+    def _draw(self, count: int, name: str) -> list[int]:
+        return self._in_range(_mixed(np.uint64(self._key(name)) + np.arange(count, dtype=np.uint64) * _golden()))
+
+    def _blocks(self, blocks: tuple[int, ...], tokens: int, stream: str) -> list[int]:
+        """Return the tokens of hashed blocks: equal ids have equal tokens, of one stream."""
+        starts = _mixed(np.uint64(self._key(f"{stream}/blocks")) + np.array(blocks, dtype=np.uint64) * _golden())
+        steps = np.arange(BLOCK_TOKENS, dtype=np.uint64) * _golden()
+        return self._in_range(_mixed((starts[:, None] + steps).ravel()[:tokens]))
+
+    def _key(self, name: str) -> int:
+        return int.from_bytes(hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest(), "big")
+
+    def _in_range(self, words: _Words) -> list[int]:
+        low, end = self._range
+        ids: list[int] = (words % np.uint64(end - low) + np.uint64(low)).tolist()
+        return ids
+
+
+def _golden() -> np.uint64:
+    return np.uint64(_GOLDEN)
+
+
+def _mixed(words: _Words) -> _Words:
+    """Return pseudo-random words: the output function of SplitMix64 (Steele, Lea and Flood 2014) on a counter.
+
+    It gives any part of a prompt without what stands before it, faster than a generator of its own for each.
+    """
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _joined(before: Prompt, answer: Answer, new: Prompt) -> Prompt:
+    """Return a conversation so far with the next turn: ids after ids, text after text, messages after messages."""
+    tokens = before.tokens + (len(answer.ids) or estimate(answer.text)) + new.tokens
+    old: Any = before.content
+    if isinstance(old, str):
+        return Prompt(f"{old}{answer.text} {new.content}", tokens, exact=False)
+    if old and isinstance(old[0], dict):
+        said = {"role": "assistant", "content": answer.text}
+        return Prompt([*old, said, *new.content], tokens, exact=False)
+    return Prompt([*old, *answer.ids, *new.content], tokens, before.exact and new.exact and bool(answer.ids))

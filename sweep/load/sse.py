@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+# A read of an answer: when its last byte arrived, how many bytes of the body there were then, and how long they had
+# waited to be read (None where the kernel did not tell when they came).
+Mark: TypeAlias = tuple[int, int, int | None]
+_SOON_NS = 1_000_000
 
 
-class EventDecoder:
-    """Cuts a stream into the data of its events, however the stream was cut into pieces on its way."""
+def events(body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the data of each event, and where it ends in the body; an event that was cut off ends with the body.
 
-    def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[bytes] = []
+    Lines end by LF or CRLF; comments and other fields are passed over.
+    """
+    data: list[bytes] = []
+    at = 0
+    while (end := body.find(b"\n", at)) >= 0:
+        line = body[at:end]
+        at = end + 1
+        if line.startswith(b"data:"):
+            data.append(line[5:])
+        elif data and (not line or line == b"\r"):
+            yield at, _joined(data)
+            data = []
+    if body.startswith(b"data:", at):
+        data.append(body[at + 5 :])
+    if data:
+        yield len(body), _joined(data)
 
-    def feed(self, piece: bytes) -> list[bytes]:
-        """Return the data of all events that end in this piece."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        events = []
-        for raw in lines:
-            line = raw.removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                events.append(b"\n".join(self._data))
-                self._data = []
-        return events
 
-    def close(self) -> list[bytes]:
-        """Return an event that the stream's end left without its empty line."""
-        return self.feed(b"\n\n")
+def _joined(data: list[bytes]) -> bytes:
+    return data[0].strip() if len(data) == 1 else b"\n".join(line.strip() for line in data)
 
 
 @dataclass(slots=True)
@@ -44,41 +51,58 @@ class Stream:
     prompt_tokens: int | None = None  # of the usage
     completion_tokens: int | None = None  # of the usage
     counts: Literal["exact", "usage", "approx"] = "approx"
+    reasoned: bool = False
+    answer_ns: int | None = None  # first content that is not reasoning
+    late_events: int = 0  # events with tokens of which it is only known that they came no later than noted
+    ids: list[int] = field(default_factory=list)  # of the answer; only where asked to keep it
+    text: str = ""
 
     @property
     def tokens(self) -> int:
         return sum(count for _, count in self.chunks)
 
 
-def read_stream(pieces: Iterable[tuple[int, bytes]], *, vllm: bool) -> Stream:
-    """Decode a stream from its pieces, (arrived at, bytes). An event arrives with its last byte.
+def read_stream(body: bytes, marks: Sequence[Mark], *, vllm: bool, keep: bool = False) -> Stream:
+    """Decode a body; marks: of its reads. An event arrives with its last byte.
 
     How many tokens an event carried is said, in this order, by its token ids, by the growth of its usage, or by there
     being any content at all. In the last case the usage at the end has the total, and the events only say when.
+    keep: also collect the answer, for the next turn of a conversation.
     """
     stream = Stream()
-    decoder = EventDecoder()
-    at = 0
-    for at, piece in pieces:
-        for event in decoder.feed(piece):
-            _take(stream, at, event, vllm=vllm)
-    for event in decoder.close():
-        _take(stream, at, event, vllm=vllm)
+    last, previous = len(marks) - 1, -1
+    mark = 0
+    for end, data in events(body):
+        while mark < last and marks[mark][1] < end:
+            mark += 1
+        before = len(stream.chunks)
+        _take(stream, marks[mark][0] if marks else 0, data, vllm=vllm, keep=keep)
+        if len(stream.chunks) > before:
+            stream.late_events += mark == previous and _was_late(marks, mark)
+            previous = mark
     if stream.counts == "approx" and stream.completion_tokens is not None:
         stream.counts = "usage"
         stream.chunks = _scaled(stream.chunks, stream.completion_tokens)
     return stream
 
 
-def _take(stream: Stream, at: int, event: bytes, *, vllm: bool) -> None:
-    if event.strip() == b"[DONE]":
+def _was_late(marks: Sequence[Mark], number: int) -> bool:
+    """Tell whether events that were read together may have come one after the other, and the client too late for it.
+
+    A server that falls behind writes several events at once; then they are read soon after the last of them came. A
+    client that falls behind finds them long after. The limit is a fifth of the time between two events.
+    """
+    at, _, waited_ns = marks[number]
+    gap_ns = (at - marks[number - 1][0]) / 2 if number else 0
+    return waited_ns is None or waited_ns > max(_SOON_NS, gap_ns / 5)
+
+
+def _take(stream: Stream, at: int, event: bytes, *, vllm: bool, keep: bool) -> None:
+    if event == b"[DONE]":
         stream.done = True
         return
-    try:
-        document = json.loads(event)
-    except ValueError:  # cut off in the middle; that [DONE] is missing says so
-        return
-    if not isinstance(document, dict):
+    document = _parsed(event)
+    if not isinstance(document, dict):  # cut off in the middle; that [DONE] is missing says so
         return
     if document.get("error") is not None:
         stream.error = error_words(document)
@@ -88,8 +112,8 @@ def _take(stream: Stream, at: int, event: bytes, *, vllm: bool) -> None:
     if isinstance(usage, dict):
         stream.prompt_tokens = _whole(usage.get("prompt_tokens"))
         stream.completion_tokens = _whole(usage.get("completion_tokens"))
-    choices = document.get("choices") or []
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+    choices = document.get("choices") or ()
+    if not isinstance(choices, list | tuple) or not all(isinstance(choice, dict) for choice in choices):
         stream.error = "an event's choices are not of OpenAI's form"
         return
     # A usage that comes with every event tells by its growth what the event brought; one at the end alone does not.
@@ -97,10 +121,20 @@ def _take(stream: Stream, at: int, event: bytes, *, vllm: bool) -> None:
     if usage and stream.completion_tokens is not None and (made_before is not None or not stream.chunks):
         grown = stream.completion_tokens - (made_before or 0)
     for choice in choices:
-        _take_choice(stream, at, choice, grown, vllm=vllm)
+        _take_choice(stream, at, choice, grown, vllm=vllm, keep=keep)
 
 
-def _take_choice(stream: Stream, at: int, choice: dict[str, Any], grown: int | None, *, vllm: bool) -> None:
+def _parsed(event: bytes) -> Any:
+    try:
+        return msgspec.json.decode(event)
+    except msgspec.DecodeError:
+        try:
+            return json.loads(event)  # takes the NaN that a Python server may write
+        except ValueError:
+            return None
+
+
+def _take_choice(stream: Stream, at: int, choice: dict[str, Any], grown: int | None, *, vllm: bool, keep: bool) -> None:
     ids = choice.get("token_ids")
     if isinstance(ids, list):
         stream.counts = "exact"
@@ -113,7 +147,17 @@ def _take_choice(stream: Stream, at: int, choice: dict[str, Any], grown: int | N
     if count > 0:
         stream.chunks.append((at, count))
     reason = choice.get("finish_reason")
-    stream.finish_reason = str(reason) if reason else stream.finish_reason
+    if reason:
+        stream.finish_reason = str(reason)
+    delta = choice.get("delta")
+    if isinstance(delta, dict):
+        if delta.get("reasoning") or delta.get("reasoning_content"):
+            stream.reasoned = True
+        elif stream.answer_ns is None and (delta.get("content") or delta.get("tool_calls")):
+            stream.answer_ns = at
+    if keep:
+        stream.ids += ids if isinstance(ids, list) else []
+        stream.text += str((delta.get("content") if isinstance(delta, dict) else choice.get("text")) or "")
 
 
 def _whole(value: Any) -> int | None:

@@ -18,6 +18,8 @@ _SO_TIMESTAMPNS = 35  # asm-generic/socket.h; Python has no name for it
 _TIMESPEC = struct.Struct("@qq")
 _SPACE = socket.CMSG_SPACE(_TIMESPEC.size)
 _NS = 1_000_000_000
+# What asyncio asks for, 256 KiB, is mapped and unmapped by the allocator for every read: half of a read's cost.
+_READ_BYTES = 65_536
 
 
 class StampClock:
@@ -33,11 +35,10 @@ class StampClock:
         """Measure the distance of the two clocks again; the smallest of some tries was disturbed least."""
         self.offset_ns = min(time.time_ns() - time.perf_counter_ns() for _ in range(50))
 
-    def stamp(self, ancillary: list[tuple[int, int, bytes]]) -> int:
-        """Return the arrival time that came with a read, or the time of the read where none came."""
-        now = time.perf_counter_ns()
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
+    def stamp(self, ancillary: list[tuple[int, int, bytes]], now: int) -> int:
+        """Return the arrival time that came with a read, or the time of the read, now, where none came."""
+        for _, kind, data in ancillary:
+            if kind == _SO_TIMESTAMPNS:
                 seconds, nanoseconds = _TIMESPEC.unpack(data[: _TIMESPEC.size])
                 arrived: int = seconds * _NS + nanoseconds - self.offset_ns
                 if arrived > now - _NS:  # further back, the clock was set rather than the client late
@@ -49,21 +50,30 @@ class StampClock:
     @property
     def source(self) -> Literal["kernel", "protocol", "wakeup"]:
         """Where the stamps come from: the kernel, the read, or (an event loop that reads by itself) neither."""
-        if self.kernel_reads + self.bare_reads == 0:
-            return "wakeup"
-        return "kernel" if self.bare_reads <= self.kernel_reads // 1000 else "protocol"
+        return stamp_source(self.kernel_reads, self.bare_reads)
+
+
+def stamp_source(kernel_reads: int, bare_reads: int) -> Literal["kernel", "protocol", "wakeup"]:
+    """Tell what stamps are by how many reads had one of the kernel's and how many had none."""
+    if kernel_reads + bare_reads == 0:
+        return "wakeup"
+    return "kernel" if bare_reads <= kernel_reads // 10 else "protocol"
 
 
 class StampedSocket(socket.socket):
-    """`received_ns`: arrival of the latest read's last byte. `sent_ns`: first byte written since then. 0 before."""
+    """`received_ns`: arrival of the latest read's last byte. `waited_ns`: from then to the read; None without a stamp.
 
-    __slots__ = ("_answered", "_clock", "received_ns", "sent_ns")
+    `sent_ns`: first byte written since then. All stamps are 0 before the first.
+    """
+
+    __slots__ = ("_answered", "_clock", "received_ns", "sent_ns", "waited_ns")
 
     def __init__(self, clock: StampClock, family: int, kind: int, proto: int) -> None:
         super().__init__(family, kind, proto)
         self._clock = clock
         self._answered = True
         self.received_ns = 0
+        self.waited_ns: int | None = None
         self.sent_ns = 0
         try:
             self.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -71,15 +81,23 @@ class StampedSocket(socket.socket):
             return
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        data, ancillary, _, _ = self.recvmsg(bufsize, _SPACE, flags)
-        self._note(len(data), ancillary)
+        data, ancillary, _, _ = self.recvmsg(min(bufsize, _READ_BYTES), _SPACE, flags)
+        if data:  # the end of the stream has no stamp
+            self._note(ancillary)
         return data
 
     def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
         view = memoryview(buffer)[: nbytes or None]
         count, ancillary, _, _ = self.recvmsg_into([view], _SPACE, flags)
-        self._note(count, ancillary)
+        if count:
+            self._note(ancillary)
         return count
+
+    def _note(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        now = time.perf_counter_ns()
+        self.received_ns = at = self._clock.stamp(ancillary, now)
+        self.waited_ns = now - at if at < now else None
+        self._answered = True
 
     def send(self, data: ReadableBuffer, flags: int = 0, /) -> int:
         if self._answered:
@@ -92,12 +110,6 @@ class StampedSocket(socket.socket):
             self._answered = False
             self.sent_ns = time.perf_counter_ns()
         return super().sendmsg(buffers, *args)
-
-    def _note(self, count: int, ancillary: list[tuple[int, int, bytes]]) -> None:
-        if not count:  # the end of the stream has no stamp
-            return
-        self.received_ns = self._clock.stamp(ancillary)
-        self._answered = True
 
 
 def allow_open_files(connections: int | None) -> None:
@@ -116,15 +128,3 @@ def allow_open_files(connections: int | None) -> None:
             f"load.concurrency: {connections} connections and {needed - (connections or 0)} other files are {needed}"
             f" open files, but this process may have {hard}; raise the limit (ulimit -Hn) or lower the concurrency"
         )
-
-
-def socket_factory(clock: StampClock, opened: dict[int, StampedSocket]) -> Any:
-    """Return what makes aiohttp's sockets; `opened` finds them again by their file descriptor."""
-
-    def make(address: tuple[Any, ...]) -> socket.socket:
-        family, kind, proto, _, _ = address
-        sock = StampedSocket(clock, family, kind, proto)
-        opened[sock.fileno()] = sock
-        return sock
-
-    return make

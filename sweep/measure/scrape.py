@@ -12,15 +12,14 @@ from typing import Self, TextIO
 
 import aiohttp
 
-from sweep.measure.prom import GAUGES, Samples, parse, server_stats, total
-from sweep.model import ServerStats
+from sweep.measure.prom import GAUGES, Samples, parse, total
 
 _TIMEOUT_S = 5.0
 _INTERVAL_S = 1.0  # the server renders its metrics on the loop that also answers requests
 
 
-async def scrape(url: str, api_key: str | None = None) -> Samples:
-    """Fetch and parse /metrics. Raises OSError where there is none, TimeoutError, or ValueError for other text."""
+async def fetch(url: str, api_key: str | None = None) -> str:
+    """Fetch /metrics. Raises OSError where there is none, or TimeoutError."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     try:
@@ -30,7 +29,7 @@ async def scrape(url: str, api_key: str | None = None) -> Samples:
         ):
             if response.status != 200:
                 raise ConnectionError(f"{url}: HTTP {response.status}")
-            return parse(await response.text())
+            return await response.text()
     except aiohttp.ClientError as error:
         raise ConnectionError(f"{url}: {error}") from error
 
@@ -46,11 +45,7 @@ class Scraper:
         self._url, self._api_key, self._path = url, api_key, path
         self._file: TextIO | None = None
         self._task: asyncio.Task[None] | None = None
-        self._wanted = asyncio.Event()
-
-    def soon(self) -> None:
-        """Scrape out of turn, as at the beginning of a window."""
-        self._wanted.set()
+        self._turn = asyncio.Lock()  # a scrape out of turn may meet the regular one; they are kept in order
 
     async def __aenter__(self) -> Self:
         if self._path is not None:
@@ -70,33 +65,28 @@ class Scraper:
         if self._file is not None:
             self._file.close()
 
-    def window(self, start_ns: int, end_ns: int) -> ServerStats | None:
-        """Return what happened between two times, by the scrapes nearest to them; None without two scrapes."""
-        if len(self.scrapes) < 2:
-            return None
-        first, last = (
-            min(range(len(self.scrapes)), key=lambda i: abs(self.scrapes[i][0] - at_ns)) for at_ns in (start_ns, end_ns)
-        )
-        if first == last:
-            return None
-        between = [samples for _, samples in self.scrapes[first : last + 1]]
-        return server_stats(between[0], between[-1], between)
-
     async def _run(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), _INTERVAL_S)
-            self._wanted.clear()
+            await asyncio.sleep(_INTERVAL_S)
             await self.scrape()
 
     async def scrape(self) -> None:
+        """Scrape now, as at the edges of a window."""
         with suppress(OSError, TimeoutError, ValueError):
-            samples = await scrape(self._url, self._api_key)
-            now = time.perf_counter_ns()
-            self.scrapes.append((now, samples))
-            if self._file is not None:
-                seen = {
-                    field.removesuffix("_peak").replace("_peak_", "_"): total(samples, n) for field, n in GAUGES.items()
-                }
-                self._file.write(json.dumps({"t_ns": now} | seen) + "\n")
-                self._file.flush()
+            async with self._turn:
+                asked_ns = time.perf_counter_ns()
+                text = await fetch(self._url, self._api_key)
+                # The server read its counters somewhere in between.
+                at_ns = (asked_ns + time.perf_counter_ns()) // 2
+                samples = parse(text)
+                self.scrapes.append((at_ns, samples))
+            self._write(at_ns, samples)
+
+    def _write(self, at_ns: int, samples: Samples) -> None:
+        if self._file is not None:
+            seen = {
+                field.removesuffix("_peak").replace("_peak_", "_"): total(samples, name)
+                for field, name in GAUGES.items()
+            }
+            self._file.write(json.dumps({"t_ns": at_ns} | seen) + "\n")
+            self._file.flush()

@@ -13,10 +13,10 @@ import jinja2
 from markupsafe import Markup
 
 from sweep.files import write_atomic
-from sweep.model import Outcome
+from sweep.model import Dist, Outcome
 from sweep.report import plots
-from sweep.report.figures import compare
-from sweep.report.summary import CAUTION, beside_words, failure_groups, flag_rows, headline, limit_lines, state_counts
+from sweep.report.figures import LOW_N, compare, interval_words, objective_interval
+from sweep.report.summary import beside_words, doubts, failure_groups, flag_rows, headline, limit_lines, state_counts
 from sweep.report.template import PAGE, SCRIPT, STYLE
 from sweep.report.view import StudyView
 from sweep.text import FAILURE_WORDS, failure_words, flag_value, printable, quantity
@@ -54,7 +54,7 @@ def report_html(view: StudyView, *, config: str = "") -> str:
         script=Markup(SCRIPT),  # noqa: S704 - ours
         headline=headline(view),
         counts=state_counts(view),
-        caution=CAUTION,
+        caution=" ".join(doubts(view)),
         beside=beside_words(view),
         comparison=[] if view.beside is None else compare(view, view.beside),
         flags=[] if view.beside is None else flag_rows(view, view.beside),
@@ -98,24 +98,32 @@ def _island(text: str) -> Markup:
 
 
 def _columns(view: StudyView) -> list[str]:
-    figures = ["TTFT p99", "TPOT p99", "output"]
-    return ["trial", "state", printable(view.objective), "load", *figures, "remarks", *map(printable, view.swept)]
+    figures = ["95 % interval", "load", "TTFT p99", "TPOT p99", "output", "TTFT, client - server"]
+    return ["trial", "state", printable(view.objective), *figures, "remarks", *map(printable, view.swept)]
 
 
 def _trial_row(view: StudyView, outcome: Outcome) -> TrialRow:
     level, value = view.level(outcome.trial), view.value(outcome.trial)
     marks = {view.baseline: "baseline", view.shown: "best"}
     dists = (level.ttft_s, level.tpot_s) if level else (None, None)
+    interval = objective_interval(view, outcome, level)
+    overhead_s = level.client.overhead_s if level and level.client else None
     figures = (
         str(outcome.trial),
         outcome.state,
         quantity(value, view.unit) if value is not None else "",
+        interval_words(interval) if interval else "",
         level.level if level else "",
-        *(quantity(1000 * dist.p99, "ms") if dist else "" for dist in dists),
+        *(_p99(dist) if dist else "" for dist in dists),
         quantity(level.output_tps, "tok/s") if level else "",
+        quantity(1000 * overhead_s, "ms") if overhead_s is not None else "",
     )
     flags = tuple(printable(flag_value(outcome.flags[name])) if name in outcome.flags else "" for name in view.swept)
     return TrialRow(figures, printable(_remarks(view, outcome)), flags, marks.get(outcome.trial, ""))
+
+
+def _p99(dist: Dist) -> str:
+    return quantity(1000 * dist.p99, "ms") + (f", {LOW_N}" if "p99" in dist.low_n else "")
 
 
 def _remarks(view: StudyView, outcome: Outcome) -> str:

@@ -12,7 +12,7 @@ from typing import get_args
 from sweep.files import write_atomic
 from sweep.model import FailureKind, Flags, Outcome, State
 from sweep.report.export import FILE_NAME
-from sweep.report.figures import compare
+from sweep.report.figures import LOW_N, LOW_N_WORDS, compare
 from sweep.report.limits import limits
 from sweep.report.view import StudyView
 from sweep.text import FAILURE_WORDS, flag_value, printable, shortened
@@ -80,8 +80,7 @@ def closing(view: StudyView) -> str:
     if view.beside is not None:
         rows = [*flag_rows(view, view.beside), *_figure_rows(view, view.beside, brief=True)]
         lines += ["", *_aligned([("", "baseline", beside_words(view), "change"), *rows])]
-    if _is_comparison(view):
-        lines += ["", CAUTION]
+    lines += [line for doubt in doubts(view) for line in ("", doubt)]
     lines += ["", *map(printable, view.notes)] if view.notes else []
     lines += ["", *(f"{path}  {what}" for path, what in _aligned_paths(view))]
     if view.shown is not None:
@@ -143,8 +142,13 @@ def _small(view: StudyView) -> str:
     return " Two launches of one configuration can differ by as much."
 
 
-def _is_comparison(view: StudyView) -> bool:
-    return view.beside is not None and view.gain_frac(view.beside) is not None
+def doubts(view: StudyView) -> list[str]:
+    """Say what a reader of the comparison should keep in mind."""
+    if view.beside is None:
+        return []
+    marked = any(LOW_N in row.baseline + row.shown for row in compare(view, view.beside))
+    compared = view.gain_frac(view.beside) is not None
+    return [*([CAUTION] if compared else []), *([LOW_N_WORDS] if marked else [])]
 
 
 def _flag_cell(view: StudyView, flags: Flags, name: str) -> str:
@@ -178,8 +182,7 @@ def _comparison(view: StudyView) -> str:
     rows = [*flag_rows(view, view.beside), *_figure_rows(view, view.beside)]
     table = _table(("", "baseline", beside_words(view), "change"), rows)
     word = "Next best" if view.beside != view.shown else "Best" if view.best is not None else "Nearest miss"
-    caution = f"\n\n{CAUTION}" if _is_comparison(view) else ""
-    return f"## {word} beside the baseline\n\n{table}{caution}"
+    return "\n\n".join([f"## {word} beside the baseline", table, *doubts(view)])
 
 
 def _limits(view: StudyView) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from sweep.files import write_atomic
-from sweep.model import FlagValue, LevelStats, Outcome, Verdict
-from sweep.report.figures import FIGURES, limited, sample
+from sweep.model import Dist, FlagValue, KindStats, LevelStats, Outcome, Verdict
+from sweep.report.figures import FIGURES, MORE, limited, objective_interval, sample
 from sweep.report.view import StudyView
 from sweep.text import flag_value, flag_words, printable
 
@@ -56,7 +57,12 @@ def _cell(value: Any) -> Any:
 def _columns(view: StudyView) -> list[str]:
     head = ["trial", "state", "source", "failure_kind", *view.swept, "level", "objective", "slo_met"]
     tail = [
-        *(figure.column for figure in limited(view)),
+        *(figure.column for figure in (*limited(view), *MORE)),
+        "objective_lo",
+        "objective_hi",
+        "stable",
+        "low_n",
+        "kinds",
         "label",
         "attempt",
         "completed",
@@ -74,9 +80,10 @@ def _row(view: StudyView, outcome: Outcome, level: LevelStats | None) -> dict[st
     verdict = view.verdicts.get(outcome.trial)
     judged = verdict if verdict and verdict.level == level else None
     of_level = sample(view, outcome, level)
+    low, high = (judged and objective_interval(view, outcome, level)) or (None, None)
     return {
         **{name: _flag(outcome.flags.get(name)) for name in view.swept},
-        **{figure.column: _rounded(figure.get(of_level)) for figure in (*FIGURES, *limited(view))},
+        **{figure.column: _rounded(figure.get(of_level)) for figure in (*FIGURES, *limited(view), *MORE)},
         "trial": outcome.trial,
         "state": outcome.state,
         "source": outcome.source,
@@ -84,6 +91,11 @@ def _row(view: StudyView, outcome: Outcome, level: LevelStats | None) -> dict[st
         "level": level.level if level else None,
         "objective": judged.value if judged else None,
         "slo_met": judged.slo_met if judged else None,
+        "objective_lo": _rounded(low),
+        "objective_hi": _rounded(high),
+        "stable": level.stable if level else None,
+        "low_n": _low_n(level) if level else None,
+        "kinds": _kinds(level) if level else None,
         "started_at": outcome.started_at,
         "label": outcome.label,
         "attempt": outcome.attempt,
@@ -94,6 +106,30 @@ def _row(view: StudyView, outcome: Outcome, level: LevelStats | None) -> dict[st
         "evidence": printable(measured.failure.evidence) if measured.failure else None,
         "remarks": _remarks(level, judged),
     }
+
+
+def _low_n(level: LevelStats) -> str | None:
+    """Name the statistics that rest on too few requests: "p95 p99"."""
+    return " ".join(level.ttft_s.low_n) or None if level.ttft_s else None
+
+
+def _kinds(level: LevelStats) -> str | None:
+    """Write the classes of a mix as JSON."""
+    return json.dumps({name: _kind(kind) for name, kind in level.kinds.items()}) if level.kinds else None
+
+
+def _kind(kind: KindStats) -> dict[str, Any]:
+    dists = {"ttft": kind.ttft_s, "ttft_sched": kind.ttft_sched_s, "tpot": kind.tpot_s, "e2e": kind.e2e_s}
+    return {
+        "completed": kind.completed,
+        "failed": kind.failed,
+        "slo_attainment_frac": _rounded(kind.slo_attainment_frac),
+        **{f"{name}_{point}_ms": _point_ms(dist, point) for name, dist in dists.items() for point in ("p50", "p99")},
+    }
+
+
+def _point_ms(dist: Dist | None, point: str) -> float | int | None:
+    return None if dist is None else _rounded(1000 * float(getattr(dist, point)))
 
 
 def _flag(value: FlagValue) -> FlagValue:

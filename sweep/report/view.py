@@ -17,7 +17,7 @@ class StudyView:
     folder: as people should type it. device: "1 x NVIDIA H200" or "CPU". environment: what environment.json holds.
     objective: its label ("output throughput"); unit: of every verdict's value. slo: name -> limit in seconds.
     baseline, best, nearest_miss: trial numbers. nearest_miss is set only if no trial met the SLOs, best is then None.
-    prompt_tokens, output_tokens: means, None where a file says. gpus: of a launch; trial_gpus: where a trial differs.
+    load_words: what is sent, in one line. gpus: of a launch; trial_gpus: where a trial differs.
     """
 
     name: str
@@ -33,8 +33,7 @@ class StudyView:
     slo: Mapping[str, float]
     swept: tuple[str, ...]
     levels: tuple[str, ...]
-    prompt_tokens: int | None
-    output_tokens: int | None
+    load_words: str
     gpus: int
     outcomes: Sequence[Outcome]
     verdicts: Mapping[int, Verdict]
@@ -44,7 +43,6 @@ class StudyView:
     started_at: str
     ended_at: str | None
     complete: bool  # False: stopped early, or still running
-    prefix_tokens: int = 0  # the part of a prompt that it shares with others
     trial_gpus: Mapping[int, int] = field(default_factory=dict)
     runner_up: int | None = None  # the best trial but the one that is handed out
     command: str = "vllm serve"  # how this vLLM is started
@@ -85,14 +83,8 @@ class StudyView:
 
     @property
     def workload(self) -> str:
-        """The load in one line: levels, then tokens in and out."""
-        parts = [" ".join(self.levels)]
-        if self.prompt_tokens is not None:
-            shared = f" ({number(self.prefix_tokens)} shared)" if self.prefix_tokens else ""
-            parts.append(f"prompts of {number(self.prompt_tokens)} tokens{shared}")
-        if self.output_tokens is not None:
-            parts.append(f"answers of {number(self.output_tokens)} tokens")
-        return printable(", ".join(part for part in parts if part))
+        """The load in one line: its levels, then what is sent."""
+        return printable(", ".join(part for part in (" ".join(self.levels), self.load_words) if part))
 
     @property
     def slo_words(self) -> str:

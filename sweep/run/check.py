@@ -12,6 +12,7 @@ from sweep.errors import MachineError
 from sweep.run.loop import first_guess_s
 from sweep.run.night import plan_text
 from sweep.run.preflight import Preflight, config_file, preflight
+from sweep.run.workload import workload_document, workload_notes
 from sweep.serve.kind import argv
 from sweep.text import flag_value
 
@@ -21,6 +22,8 @@ _SHOWN = 12
 def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
     """Check a space and return the plan. Raises ConfigError or MachineError for what would stop the sweep."""
     checked = asyncio.run(preflight(config)) if ask_vllm else None
+    workload = workload_document(config.load, config.search.seed)
+    trace_s, moe = workload["trace_s"], checked.moe if checked else None
     folder = Path("results") / config.run.name / "trials" / "0000"
     launch = config.serve.launch(config.baseline, swept=tuple(config.search.params), trial_dir=folder)
     try:
@@ -28,10 +31,10 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
     except MachineError as fault:
         command = f"not known: {fault}"
     return {
-        "plan": plan_text(config),
+        "plan": plan_text(config, trace_s),
         "space_points": config.space.size,
         "trials": config.run.trials,
-        "expected_s": round(config.run.trials * first_guess_s(config)),
+        "expected_s": round(config.run.trials * first_guess_s(config, trace_s)),
         "swept": {
             name: {"values": [*param.values()[:_SHOWN], *param.values()[-1:]][: param.size], "size": param.size}
             for name, param in config.search.params.items()
@@ -40,7 +43,7 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
         "baseline_resolved": _left_to_vllm(config, checked) if checked else None,
         "vllm_version": checked.vllm_version if checked else None,
         "command": command,
-        "notes": [*(checked.notes if checked else ()), *config.notes()],
+        "notes": [*(checked.notes if checked else ()), *config.notes(), *workload_notes(workload, moe)],
     }
 
 

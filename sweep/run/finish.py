@@ -35,7 +35,7 @@ def build_view(
     """Put together what the reports show. It begins with the first trial and ends now, if it is complete."""
     environment = store.environment()
     outcomes = sorted(ledger.outcomes, key=lambda outcome: outcome.trial)
-    objective = config.search.objective
+    objective = config.objective
     best, miss, base = ledger.best, ledger.nearest_miss, ledger.baseline
     return StudyView(
         name=config.run.name,
@@ -51,9 +51,7 @@ def build_view(
         slo=objective.slo,
         swept=tuple(config.search.params),
         levels=tuple(level.name for level in config.load.levels()),
-        prompt_tokens=config.load.prompt.tokens,
-        output_tokens=config.load.output.tokens,
-        prefix_tokens=config.load.prompt.shared_prefix,
+        load_words=config.load.words,
         gpus=gpus_of(config.serve.args),
         trial_gpus={outcome.trial: ledger.gpus(outcome) for outcome in outcomes},
         outcomes=outcomes,

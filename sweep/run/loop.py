@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from sweep.config import SweepConfig
 from sweep.errors import ConfigError, MachineError, StoppedError, SweepError
 from sweep.model import Event, Failure, Flags, FlagValue, Job, Measured, Outcome, Verdict
 from sweep.run.ledger import Ledger, key_of
 from sweep.run.plan import Planned, pending
+from sweep.run.rate_search import TRIED_RATES
 from sweep.run.slots import run_job
 from sweep.run.store import Spec, Store
 from sweep.search.study import Study
@@ -36,6 +38,7 @@ class Sweep:
     study: Study
     emit: Callable[[Event], None]
     resolved: Flags  # the baseline's values of the swept flags, as far as the engine told them before the launch
+    workload: dict[str, Any]  # what workload.json holds
     deadline: float | None  # monotonic seconds
     after_trial: Callable[[], None]
     since: int = 0  # how many trials earlier calls of the command have left
@@ -198,7 +201,7 @@ class Sweep:
         """Return how long a trial takes: the mean so far, or the 90th percentile and a fifth more; else a guess."""
         durations = sorted(self.ledger.durations_s())
         if not durations:
-            return first_guess_s(self.config)
+            return first_guess_s(self.config, self.workload["trace_s"])
         if pessimistic:
             return 1.2 * durations[math.ceil(0.9 * len(durations)) - 1]
         return sum(durations) / len(durations)
@@ -227,13 +230,22 @@ class Sweep:
             slo=dict(self.study.objective.slo),
             seed=(search.seed << 20) + number,
             workload_seed=search.seed,
+            workload_sha256=self.workload["sha256"],
         )
 
 
-def first_guess_s(config: SweepConfig) -> float:
-    """Guess how long a trial takes before one was seen: a launch, and for each level its window and its warm-up."""
-    window = config.load.seconds or 20.0
-    return _LAUNCH_GUESS_S + len(config.load.levels()) * (window + 2 * config.measure.warmup.min_s)
+def first_guess_s(config: SweepConfig, trace_s: float | None = None) -> float:
+    """Guess how long a trial takes before one was seen: a launch, and for each level its window and its warm-up.
+
+    trace_s: the length of a trace. Of the rates that a search tries, most show early what they are worth.
+    """
+    window_s = config.load.seconds or trace_s or 20.0
+    levels = config.load.levels()
+    if any(level.search for level in levels):
+        count, window_s = TRIED_RATES, (config.load.window_s or 20.0) / 2
+    else:
+        count = len(levels)
+    return _LAUNCH_GUESS_S + count * (window_s + 2 * config.measure.warmup.min_s)
 
 
 def _fatal(failure: Failure, folder: Path) -> SweepError:

@@ -20,6 +20,7 @@ from sweep.run.ledger import Ledger
 from sweep.run.loop import Sweep, first_guess_s
 from sweep.run.preflight import preflight
 from sweep.run.store import Store
+from sweep.run.workload import workload_document, workload_notes
 from sweep.search.study import Study
 from sweep.serve.process import kill_leftovers
 
@@ -54,9 +55,10 @@ async def run_study(
         checked = await preflight(config)
         left_out = [name for name in config.search.params if name not in config.flags(config.baseline)]
         defaults = {name: checked.resolved[name] for name in left_out if name in checked.resolved}
-        store.begin(config, {**environment.describe(checked.vllm_version), "defaults": defaults})
+        workload = workload_document(config.load, config.search.seed)
+        store.begin(config, {**environment.describe(checked.vllm_version), "defaults": defaults}, workload)
         await _take_up(store, emit)
-        objective = config.search.objective
+        objective = config.objective
         ledger = Ledger(objective, config.serve.args, store.outcomes())
         with Study.open(store.database, config.run.name, config.space, objective, config.search) as study:
             sweep = Sweep(
@@ -66,14 +68,16 @@ async def run_study(
                 study=study,
                 emit=emit,
                 resolved=checked.resolved,
+                workload=workload,
                 deadline=deadline_of(config.run.hours, until),
                 after_trial=lambda: write_progress(build_view(config, store, ledger, complete=False), store),
                 since=len(ledger.outcomes),
             )
             study.replay([(o, ledger.verdicts[o.trial], sweep.point_of(o)) for o in ledger.outcomes])
-            for note in (*checked.notes, *config.notes()):
+            for note in (*checked.notes, *config.notes(), *workload_notes(workload, checked.moe)):
                 sweep.note(note)
-            emit(Event("plan", total=config.run.trials, text=plan_text(config, ledger), eta_s=sweep.eta_s()))
+            text = plan_text(config, workload["trace_s"], ledger)
+            emit(Event("plan", total=config.run.trials, text=text, eta_s=sweep.eta_s()))
             try:
                 reason = await sweep.search()
             except (SweepError, asyncio.CancelledError) as stop:
@@ -109,16 +113,15 @@ async def _take_up(store: Store, emit: Callable[[Event], None]) -> None:
         emit(Event("note", text=f"Trial {spec.job.trial} was interrupted; it is run again under a new number."))
 
 
-def plan_text(config: SweepConfig, ledger: Ledger | None = None) -> str:
-    """Say in a sentence or two what is going to happen."""
+def plan_text(config: SweepConfig, trace_s: float | None, ledger: Ledger | None = None) -> str:
+    """Say in a sentence or two what is going to happen. trace_s: the length of a trace."""
     levels = ", ".join(level.name for level in config.load.levels())
     done = ledger.counted if ledger else 0
     going_on = f", {done} of them done before" if done else ""
-    minutes = (config.run.trials - done) * first_guess_s(config) / 60
+    minutes = (config.run.trials - done) * first_guess_s(config, trace_s) / 60
     return (
         f"{config.run.name}: {config.run.trials} trials of {config.serve.model}{going_on}; load {levels}, "
-        f"prompts of {config.load.prompt.tokens} tokens, answers of {config.load.output.tokens}; "
-        f"{config.search.objective.words}. The space has {config.space.size:,} points. "
+        f"{config.load.words}; {config.objective.words}. The space has {config.space.size:,} points. "
         f"About {max(minutes, 1):.0f} min if a launch takes a minute; the first launch will tell."
     )
 
@@ -127,7 +130,7 @@ async def rebuild(root: Path, notes: Sequence[str] = ()) -> StudyView:
     """Make every derived file of a study again, from its outcomes alone."""
     store = Store(root)
     config = config_from_data(store.config_data(), root / "config.yaml")
-    ledger = Ledger(config.search.objective, config.serve.args, store.outcomes())
+    ledger = Ledger(config.objective, config.serve.args, store.outcomes())
     complete = ledger.counted >= config.run.trials
     view = build_view(config, store, ledger, complete=complete, notes=[*notes, *doubts(ledger)])
     await write_all(view, store, config)

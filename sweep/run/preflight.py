@@ -20,11 +20,15 @@ from sweep.serve.vllm_flags import to_config
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """resolved: the baseline's values of all flags as the engine would use them, as far as they could be had."""
+    """resolved: the baseline's values of all flags as the engine would use them, as far as they could be had.
+
+    moe: whether the model is a mixture of experts; None where that could not be had.
+    """
 
     vllm_version: str | None
     resolved: Flags = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    moe: bool | None = None
 
 
 def config_file(config: SweepConfig, chosen: Flags) -> dict[str, object]:
@@ -53,7 +57,7 @@ async def preflight(config: SweepConfig) -> Preflight:
         if result.error and (key != "search.params" or "unrecognized arguments" in result.error):
             _refuse(key, result.error, config)
     baseline = parsed["search.baseline"]
-    return Preflight(fixed.vllm_version, dict(baseline.resolved or {}))
+    return Preflight(fixed.vllm_version, dict(baseline.resolved or {}), moe=baseline.moe)
 
 
 def _a_point(config: SweepConfig) -> Flags:

@@ -27,6 +27,12 @@ _PLAIN = (
     ("finish_reason", pa.string()),
     ("error", pa.string()),
     ("token_count", pa.string()),
+    ("kind", pa.string()),
+    ("turn", pa.int32()),
+    ("prefix_tokens", pa.int32()),
+    ("history_tokens", pa.int32()),
+    ("answer_ns", pa.int64()),
+    ("late_events", pa.int32()),
 )
 
 

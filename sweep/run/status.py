@@ -18,7 +18,7 @@ def status_document(root: Path) -> dict[str, Any]:
     """Return the state of a study. Raises ConfigError for a folder that holds none."""
     store = Store(root)
     config = config_from_data(store.config_data(), root / "config.yaml")
-    ledger = Ledger(config.search.objective, config.serve.args, store.outcomes())
+    ledger = Ledger(config.objective, config.serve.args, store.outcomes())
     best = ledger.best or ledger.nearest_miss
     base = ledger.baseline
     value = ledger.verdicts[best.trial].value if best else None
@@ -38,7 +38,7 @@ def status_document(root: Path) -> dict[str, Any]:
         "best_flags": best.flags if best else None,
         "slo_met": ledger.verdicts[best.trial].slo_met if best else None,
         "gain_frac": (value - reference) / abs(reference) if value is not None and reference else None,
-        "unit": config.search.objective.unit,
+        "unit": config.objective.unit,
     }
 
 

@@ -20,6 +20,7 @@ from sweep.config import SweepConfig
 from sweep.errors import ConfigError, LockedError, MachineError
 from sweep.files import write_atomic
 from sweep.model import Flags, Job, Outcome, Source
+from sweep.run.workload import workload_changes
 
 # What makes two runs the same study: results may only be mixed while all of these stay as they are.
 _FINGERPRINT_SECTIONS = ("serve", "search", "load", "measure")
@@ -73,8 +74,8 @@ class Store:
     def trial_dir(self, trial: int) -> Path:
         return self.root / "trials" / f"{trial:04d}"
 
-    def begin(self, config: SweepConfig, environment: dict[str, Any]) -> None:
-        """Keep what the study was told and where it runs; refuse to mix it with a different study.
+    def begin(self, config: SweepConfig, environment: dict[str, Any], workload: dict[str, Any]) -> None:
+        """Keep what the study was told, what it sends and where it runs; refuse to mix it with a different study.
 
         Raises ConfigError showing what differs.
         """
@@ -85,25 +86,30 @@ class Store:
                 " Bring the file back, choose another run.name, or move that folder away."
             )
         if self.exists():
-            kept = self.config_data()
-            different = sorted(
-                f"{section}: {_first_difference(kept.get(section), told[section])}"
-                for section in _FINGERPRINT_SECTIONS
-                if kept.get(section) != told[section]
-            )
-            before, now = self.environment().get("fingerprint", {}), environment["fingerprint"]
-            # What could not be found out this time is no difference.
-            changed = [key for key in before if before[key] != now.get(key) and None not in (before[key], now.get(key))]
-            different += [f"{key}: was {before[key]!r}, is {now[key]!r}" for key in changed]
-            if different:
-                raise ConfigError(
-                    f"{self.root} holds a study that differs from this one:\n  "
-                    + "\n  ".join(different)
-                    + "\nResults of both would be mixed. Choose another run.name, or move that folder away."
-                )
+            self._refuse_another(told, environment["fingerprint"], workload)
         write_atomic(self.root / "environment.json", json.dumps(environment, indent=2, sort_keys=True) + "\n")
+        write_atomic(self.root / "workload.json", json.dumps(workload, indent=2, sort_keys=True) + "\n")
         text = "# What this study was told, with every default filled in.\n"
         write_atomic(self.root / "config.yaml", text + yaml.safe_dump(told, sort_keys=False, allow_unicode=True))
+
+    def _refuse_another(self, told: dict[str, Any], now: dict[str, Any], workload: dict[str, Any]) -> None:
+        kept, before = self.config_data(), self.environment().get("fingerprint", {})
+        different = sorted(
+            f"{section}: {_first_difference(kept.get(section), told[section])}"
+            for section in _FINGERPRINT_SECTIONS
+            if kept.get(section) != told[section]
+        )
+        if not different:  # other settings plan other requests anyway
+            different += workload_changes(self.workload(), workload)
+        # What could not be found out this time is no difference.
+        changed = [key for key in before if before[key] != now.get(key) and None not in (before[key], now.get(key))]
+        different += [f"{key}: was {before[key]!r}, is {now[key]!r}" for key in changed]
+        if different:
+            raise ConfigError(
+                f"{self.root} holds a study that differs from this one:\n  "
+                + "\n  ".join(different)
+                + "\nResults of both would be mixed. Choose another run.name, or move that folder away."
+            )
 
     def config_data(self) -> dict[str, Any]:
         try:
@@ -117,7 +123,13 @@ class Store:
         return data
 
     def environment(self) -> dict[str, Any]:
-        path = self.root / "environment.json"
+        return self._json("environment.json")
+
+    def workload(self) -> dict[str, Any]:
+        return self._json("workload.json")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.root / name
         if not path.is_file():
             return {}
         try:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
-from sweep.load.client import PromptSource, Target, complete_once, run_level
-from sweep.load.prompts import id_range
+from sweep.load.client import Target, complete_once
+from sweep.load.plan import Plan
+from sweep.load.prompts import PromptSource, id_range
 from sweep.load.workload import Level, LoadSection
-from sweep.measure.prom import cache_config
+from sweep.measure.prom import GAUGES, cache_config, total
 from sweep.measure.scrape import Scraper
-from sweep.measure.summary import level_stats
 from sweep.measure.warmup import MeasureSection
 from sweep.model import Failure, Job, LevelStats, LoadRun, Measured, PhaseTimes, State, Treatment
+from sweep.run.measuring import measure_level
+from sweep.run.rate_search import SATURATED_S, SATURATING, RateSearch, met, settled, start_rps
 from sweep.run.records import write_requests
+from sweep.run.sequential import SequentialJudge
 from sweep.run.warming import warmup_of
+from sweep.run.workload import other_workload
 from sweep.serve.process import Server
+
+T = TypeVar("T")
 
 # What the configuration caused is told to the search as infeasible; the rest says nothing about the configuration.
 _STATE_OF: dict[Treatment, State] = {
@@ -33,13 +39,19 @@ _STATE_OF: dict[Treatment, State] = {
 }
 # After its engine died, vLLM's API server answers with errors for some seconds before it ends.
 _DEATH_PATIENCE_S = 10.0
+_IDLE_PATIENCE_S = 30.0
+_IDLE_POLL_S = 0.2
 _PROBE_TOKENS = 16
+# Of a rate search: what the client spoils says nothing of a rate, and counts as a failure only after these.
+_SPARE_TRIES = 2
 
 
 async def run_trial(job: Job, say: Callable[[str], None]) -> Measured:
     """Run one trial to its end, good or bad. Its server and everything that the server started are gone afterwards."""
     begun = perf_counter()
     bench = _Bench(job, say)
+    if failure := other_workload(bench.plan, job.workload_sha256):
+        return Measured("failed", failure=failure)
     async with Server(job.launch, on_progress=say) as server:
         failure = await server.wait_ready(bench.probe)
         times = PhaseTimes(launch_s=perf_counter() - begun)
@@ -78,6 +90,7 @@ class _Bench:
         self._job = job
         self._say = say
         self._load = LoadSection.model_validate(job.load)
+        self.plan = Plan(self._load, job.workload_seed)
         self._measure = MeasureSection.model_validate(job.measure)
         self._vocab_size = _vocab_size(job.launch.model)
 
@@ -93,55 +106,116 @@ class _Bench:
         metrics = Path(self._job.launch.trial_dir) / "metrics.jsonl"
         async with Scraper(f"{server.base_url}/metrics", server.api_key, metrics) as scraper:
             self.cache_config = dict(cache_config(scraper.scrapes[-1][1])) if scraper.scrapes else {}
-            for number, level in enumerate(self._load.levels()):
-                self._say(f"load {level.name}")
-                failure = await self._level(server, scraper, level, number)
+            for level in self._load.levels():
+                failure = await (self._search if level.search else self._level)(server, scraper, level)
                 if failure is not None or self._overloaded:
                     return failure
         return None
 
-    async def _level(self, server: Server, scraper: Scraper, level: Level, number: int) -> Failure | None:
-        run = await _unless_it_dies(server, self._run(server, scraper, level, number))
-        if run is None:
+    async def _search(self, server: Server, scraper: Scraper, _level: Level) -> Failure | None:
+        """Find the highest rate under the SLOs. Every rate that is tried becomes a level, in ascending order."""
+        window_s = min(SATURATED_S, self._load.window_s or SATURATED_S)
+        short = self._load.model_copy(update={"seconds": window_s, "requests": None})
+        measured = await self._measured(server, scraper, SATURATING, short)
+        if measured is None:
             return await server.failure("load")
-        await scraper.scrape()
-        stats = level_stats(run, self._job.slo, scraper.window(run.window_start_ns, run.window_end_ns))
-        self.runs.append(run)
+        run, stats = measured
+        if stats.completed == 0:
+            return await _why_it_failed(server, stats, run)
+        search, rates, spare = RateSearch(start_rps(stats, run)), [], _SPARE_TRIES
+        while (rate_rps := search.next()) is not None:
+            level = Level(f"r={rate_rps:g}", rate_rps=rate_rps)
+            failure = await self._level(server, scraper, level, SequentialJudge(self._job.slo))
+            if failure is not None:
+                return failure
+            if self.levels[-1].again and spare:
+                spare -= 1
+                self.levels.pop()
+                self.runs.pop()
+                continue
+            search.tell(rate_rps, passed=met(self.levels[-1], self._job.slo))
+            rates.append(rate_rps)
+        self.levels[:] = settled(dict(zip(rates, self.levels, strict=True)), search.bracket, self._job.slo)
+        # A rate that was too much ended no more than its own try.
+        self._overloaded = False
+        return None
+
+    async def _level(
+        self, server: Server, scraper: Scraper, level: Level, judge: SequentialJudge | None = None
+    ) -> Failure | None:
+        measured = await self._measured(server, scraper, level, self._load, judge)
+        if measured is None:
+            return await server.failure("load")
+        run, stats = measured
         self.levels.append(stats)
-        if stats.completed > 0 and run.ended_early is None:
+        if run.verdict is not None or (stats.completed > 0 and run.ended_early is None):
             return None
         failure = await _why_it_failed(server, stats, run)
-        # A server that lives and has carried a lighter level was only asked for too much; one that stalls is ill.
+        # A server that lives and has carried a lighter load was only asked for too much; one that stalls is ill.
         alive = server.exit_code is None and failure.kind in {"hang_timeout", "other"}
         overloaded = alive and run.ended_early != "stalled"
-        self._overloaded = overloaded and any(level.valid for level in self.levels)
+        self._overloaded = overloaded and (judge is not None or any(level.valid for level in self.levels))
         return None if self._overloaded else failure
 
-    async def _run(self, server: Server, scraper: Scraper, level: Level, number: int) -> LoadRun:
+    async def _measured(
+        self,
+        server: Server,
+        scraper: Scraper,
+        level: Level,
+        load: LoadSection,
+        judge: SequentialJudge | None = None,
+    ) -> tuple[LoadRun, LevelStats] | None:
+        """Put a level on the idle server and measure it; None if the server ended before it did."""
+        self._say(f"load {level.name}")
         prompts = PromptSource(
-            shape=self._load.prompt,
+            self.plan,
             # Fresh contents in every trial and level: what an earlier one left in a cache must not help.
-            seed=(self._job.seed << 8) + number,
-            workload_seed=self._job.workload_seed,
+            seed=(self._job.seed << 8) + len(self.runs),
             vocab_size=self._vocab_size,
-            text=self._load.endpoint == "chat",
+            text=load.endpoint == "chat",
         )
-        return await run_level(
-            self._target(server, self._load.endpoint),
-            level,
-            self._load,
-            prompts=prompts,
-            workload_seed=self._job.workload_seed,
-            warmup=warmup_of(self._measure.warmup, self._load),
-            on_window=scraper.soon,
-        )
+
+        async def measure() -> tuple[LoadRun, LevelStats]:
+            await _until_idle(scraper)
+            return await measure_level(
+                self._target(server, load.endpoint),
+                level,
+                load,
+                prompts=prompts,
+                warmup=warmup_of(self._measure.warmup, load),
+                slo=self._job.slo,
+                scraper=scraper,
+                processes=1 if load.processes == "auto" else load.processes,
+                judge=judge,
+                say=self._say,
+            )
+
+        measured = await _unless_it_dies(server, measure())
+        if measured is not None:
+            self.runs.append(measured[0])
+        return measured
 
     def _target(self, server: Server, endpoint: Any) -> Target:
         return Target(server.base_url, server.served_model, server.api_key, endpoint)
 
 
-async def _unless_it_dies(server: Server, load: Any) -> LoadRun | None:
-    """Return the load's run, or None if the server ended before it."""
+async def _until_idle(scraper: Scraper) -> None:
+    """Wait until the server has nothing to do: what an earlier level left behind is no part of the next one.
+
+    A server that tells nothing, or does not become idle, is loaded all the same; what somebody else asks of it is seen
+    in its figures.
+    """
+    end = perf_counter() + _IDLE_PATIENCE_S
+    while perf_counter() < end:
+        await scraper.scrape()
+        samples = scraper.scrapes[-1][1] if scraper.scrapes else ()
+        if not any(total(samples, GAUGES[name]) for name in ("running_peak", "waiting_peak")):
+            return
+        await asyncio.sleep(_IDLE_POLL_S)
+
+
+async def _unless_it_dies(server: Server, load: Coroutine[Any, Any, T]) -> T | None:
+    """Return what the load gave, or None if the server ended before it."""
     running = asyncio.ensure_future(load)
     death = asyncio.ensure_future(server.exited())
     try:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from sweep.model import Dist, LevelStats, Measured, Verdict
+from sweep.model import FEWEST, Dist, KindStats, LevelStats, Measured, Verdict
 from sweep.section import Section, did_you_mean
+from sweep.slo import KNOWN_WORDS, SLO_NAMES, TAIL_FRAC, read_slo, split_slo
 from sweep.text import limit_words, quantity, slo_label
 
 Direction: TypeAlias = Literal["maximize", "minimize"]
@@ -27,31 +27,12 @@ class Metric:
     get: Callable[[LevelStats, int], float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """A statistic of a latency. min_n: how many requests it takes to trust it; tail_frac: the share that it leaves out.
-
-    The numbers of requests are the early-stopping minima of MLPerf's load generator.
-    """
-
-    min_n: int
-    tail_frac: float
-    get: Callable[[Dist], float]
-
-
 # An open loop is judged from the time at which a request was due: a late client must not flatter the server.
-LATENCIES: Mapping[str, tuple[str, Callable[[LevelStats], Dist | None]]] = {
+LATENCIES: Mapping[str, tuple[str, Callable[[LevelStats | KindStats], Dist | None]]] = {
     "ttft": ("TTFT", lambda level: level.ttft_sched_s or level.ttft_s),
     "tpot": ("TPOT", lambda level: level.tpot_s),
     "itl": ("ITL", lambda level: level.itl_s),
     "e2e": ("E2E latency", lambda level: level.e2e_sched_s or level.e2e_s),
-}
-STATS: Mapping[str, Stat] = {
-    "mean": Stat(2, 0.01, lambda dist: dist.mean),
-    "p50": Stat(11, 0.50, lambda dist: dist.p50),
-    "p90": Stat(64, 0.10, lambda dist: dist.p90),
-    "p95": Stat(130, 0.05, lambda dist: dist.p95),
-    "p99": Stat(662, 0.01, lambda dist: dist.p99),
 }
 RATES: Mapping[str, Metric] = {
     "output_tps": Metric("output throughput", "tok/s", "maximize", lambda level, _: level.output_tps),
@@ -64,19 +45,19 @@ RATES: Mapping[str, Metric] = {
         "maximize",
         lambda level, gpus: None if level.output_tps is None else level.output_tps / gpus,
     ),
+    "rate_rps": Metric("highest rate under the SLOs", "req/s", "maximize", lambda level, _: level.rate_rps),
 }
 
 
 def _latency_metric(name: str) -> Metric:
     def get(level: LevelStats, _gpus: int) -> float | None:
-        dist, stat = _dist_of(level, name)
-        return None if dist is None else 1000 * stat.get(dist)
+        dist = dist_of(level, name)
+        return None if dist is None else 1000 * value_of(dist, name)
 
-    kind, _, stat_name = name.partition("_")
-    return Metric(f"{LATENCIES[kind][0]} {stat_name}", "ms", "minimize", get)
+    _, latency, stat = split_slo(name)
+    return Metric(f"{LATENCIES[latency][0]} {stat}", "ms", "minimize", get)
 
 
-SLO_NAMES: tuple[str, ...] = tuple(f"{kind}_{stat}" for kind in LATENCIES for stat in STATS)
 METRICS: Mapping[str, Metric] = {
     **RATES,
     **{name: _latency_metric(name) for name in SLO_NAMES},
@@ -85,38 +66,12 @@ METRICS: Mapping[str, Metric] = {
 BALANCED: Mapping[str, str] = {"ttft": "ttft_p50", "tpot": "tpot_p50", "throughput": "output_tps"}
 
 
-def read_slo(raw: Mapping[Any, Any]) -> dict[str, float]:
-    """Read limits such as {"ttft_p99": "500ms"} into seconds; raises ValueError."""
-    return {_slo_name(name): _duration_s(name, limit) for name, limit in raw.items()}
-
-
-def _slo_name(name: object) -> str:
-    if name in SLO_NAMES:
-        return str(name)
-    if name in RATES:
-        raise ValueError(f"{name} is a rate; limits are set on latencies: {_known('slo')}")
-    raise ValueError(f"unknown latency {name!r}{_hint(name, SLO_NAMES)}; known are {_known('slo')}")
-
-
-def _duration_s(name: object, raw: object) -> float:
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(ms|s)?\s*", str(raw))
-    if match is None or isinstance(raw, bool):
-        raise ValueError(f"{name}: {raw!r} is no duration; write 200ms or 0.2s")
-    if match[2] is None:
-        raise ValueError(f"{name}: {raw} has no unit; write {raw}ms or {raw}s")
-    limit_s = float(match[1]) / (1000 if match[2] == "ms" else 1)
-    if not 0 < limit_s < math.inf:
-        raise ValueError(f"{name}: the limit must be above 0, not {raw}")
-    return limit_s
-
-
 def _hint(word: object, known: tuple[str, ...]) -> str:
     return did_you_mean(str(word), known).replace("-", "_")
 
 
-def _known(role: Literal["slo", "maximize", "minimize"]) -> str:
-    latencies = f"{', '.join(LATENCIES)}, each with {', '.join('_' + stat for stat in STATS)}"
-    return ", ".join(RATES) if role == "maximize" else f"{latencies} (such as ttft_p99)"
+def _known(role: Literal["maximize", "minimize"]) -> str:
+    return ", ".join(RATES) if role == "maximize" else KNOWN_WORDS
 
 
 class Objective(Section):
@@ -178,15 +133,19 @@ class Objective(Section):
     def _read_slo(cls, raw: Any) -> Any:
         return read_slo(raw) if isinstance(raw, dict) else raw
 
-    @model_validator(mode="after")
-    def _has_what_it_needs(self) -> Objective:
-        if self.maximize == "goodput_rps" and not self.slo:
-            raise ValueError("goodput counts the requests within the limits: add slo, such as slo: {ttft_p99: 500ms}")
-        return self
-
     @field_serializer("slo")
     def _write_slo(self, slo: dict[str, float]) -> dict[str, str]:
         return {name: f"{limit_s!r}s" for name, limit_s in slo.items()}
+
+    def with_limits(self, extra: Mapping[str, float]) -> Objective:
+        """Return the objective with more limits, such as those of the classes of a load: "chat.ttft_p99" -> seconds."""
+        return self.model_copy(update={"slo": {**self.slo, **extra}})
+
+    def problem(self) -> str | None:
+        """Return what is missing once all limits are known, as a sentence."""
+        if self.maximize in {"goodput_rps", "rate_rps"} and not self.slo:
+            return f"{self.maximize} is of requests within limits: add slo, such as slo: {{ttft_p99: 500ms}}"
+        return None
 
     @property
     def metric(self) -> Metric | None:
@@ -223,17 +182,17 @@ class Objective(Section):
     def ratios(self, level: LevelStats) -> dict[str, float]:
         """Return measured / limit for every SLO that the level can be judged by; above 1 is a miss.
 
-        Latencies are of requests that succeeded. Where more failed than a percentile leaves out, its SLO is missed.
-        A level of answers with one token has no TPOT and meets every limit on it.
+        Latencies are of requests that succeeded, of the class that the SLO names. Where more failed than a percentile
+        leaves out, its SLO is missed. A level of answers with one token has no TPOT and meets every limit on it.
         """
-        failed_frac = level.failed / (level.failed + level.completed) if level.failed else 0.0
         ratios = {}
         for name, limit_s in self.slo.items():
-            dist, stat = _dist_of(level, name)
-            if dist is None:
+            part, dist = _part(level, name), dist_of(level, name)
+            if part is None or dist is None:
                 continue
-            ratio = stat.get(dist) / limit_s
-            ratios[name] = max(ratio, 1 + failed_frac) if failed_frac > stat.tail_frac else ratio
+            failed_frac = part.failed / (part.failed + part.completed) if part.failed else 0.0
+            ratio = value_of(dist, name) / limit_s
+            ratios[name] = max(ratio, 1 + failed_frac) if failed_frac > TAIL_FRAC[split_slo(name)[2]] else ratio
         return ratios
 
     def judge(self, measured: Measured, baseline: Measured | None, gpus: int) -> Verdict:
@@ -248,23 +207,33 @@ class Objective(Section):
         if level is None:
             reasons = [reason for each in measured.levels for reason in each.reasons]
             return Verdict(None, None, None, note="; ".join(["no level could be measured", *dict.fromkeys(reasons)]))
-        miss = _misses(self.ratios(level))
         value = self._value(level, baseline, gpus)
         notes = [*_invalid_notes(measured), *self._doubts(level)]
         if value is None:
             notes.append("no baseline to compare with" if self.balance else f"{self.label} was not measured")
-        return Verdict(level, value, not miss if self.slo else None, miss, "; ".join(notes) or None)
+        met = self._met(level) if self._limited else None
+        return Verdict(level, value, met, {} if met else _misses(self.ratios(level)), "; ".join(notes) or None)
+
+    @property
+    def _limited(self) -> bool:
+        return bool(self.slo) or self.maximize == "rate_rps"
+
+    def _met(self, level: LevelStats) -> bool:
+        """Tell whether a level met every SLO; what a judge was sure of while it ran counts more than percentiles."""
+        if level.verdict in {"fail", "unstable"} or (self.maximize == "rate_rps" and level.stable is False):
+            return False  # a rate whose queue grows cannot be kept
+        return level.verdict == "pass" or not _misses(self.ratios(level))
 
     def _choose(self, measured: Measured) -> LevelStats | None:
         usable = [level for level in measured.levels if level.valid and level.completed > 0]
-        if not self.slo:
+        if not self._limited:
             # The figures are of the last level: a trial that cannot carry it must not be judged on a lighter one.
             return usable[-1] if usable and usable[-1] is measured.levels[-1] else None
         if not usable:
             return None
         usable.sort(key=_load)
-        met = [level for level in usable if not _misses(self.ratios(level))]
-        return met[-1] if met else min(usable, key=lambda level: max(self.ratios(level).values()))
+        met = [level for level in usable if self._met(level)]
+        return met[-1] if met else min(usable, key=lambda level: max(self.ratios(level).values(), default=math.inf))
 
     def _value(self, level: LevelStats, baseline: Measured | None, gpus: int) -> float | None:
         if self.metric:
@@ -284,11 +253,12 @@ class Objective(Section):
         """Say which SLOs were judged on too few requests, and where requests failed."""
         doubts = []
         for name in self.slo:
-            dist, stat = _dist_of(level, name)
-            if dist is None:
+            part, dist = _part(level, name), dist_of(level, name)
+            fewest = FEWEST[split_slo(name)[2]]
+            if part is None or dist is None:
                 doubts.append(f"{name} was not measured")
-            elif dist.n < stat.min_n:
-                doubts.append(f"{name} rests on {dist.n} requests, {stat.min_n} would make it sure")
+            elif part.completed < fewest:
+                doubts.append(f"{name} rests on {part.completed} requests, {fewest} would make it sure")
         if level.failed:
             doubts.append(f"{level.failed} of {level.failed + level.completed} requests failed")
         return doubts
@@ -304,10 +274,21 @@ class Objective(Section):
         return self.rank(a) < self.rank(b)
 
 
-def _dist_of(level: LevelStats, name: str) -> tuple[Dist | None, Stat]:
-    """Return the latency that a name such as ttft_p99 speaks of, and the statistic of it."""
-    kind, _, stat = name.partition("_")
-    return LATENCIES[kind][1](level), STATS[stat]
+def _part(level: LevelStats, name: str) -> LevelStats | KindStats | None:
+    """Return what an SLO is about: the class that it names, or the whole level."""
+    kind = split_slo(name)[0]
+    return level if kind is None else level.kinds.get(kind)
+
+
+def dist_of(level: LevelStats, name: str) -> Dist | None:
+    """Return the latency that a name such as ttft_p99 or chat.ttft_p99 speaks of; None where it was not measured."""
+    part = _part(level, name)
+    return None if part is None else LATENCIES[split_slo(name)[1]][1](part)
+
+
+def value_of(dist: Dist, name: str) -> float:
+    """Return the statistic that a name such as ttft_p99 speaks of, in seconds."""
+    return float(getattr(dist, split_slo(name)[2]))
 
 
 def _misses(ratios: Mapping[str, float]) -> dict[str, float]:
@@ -315,7 +296,9 @@ def _misses(ratios: Mapping[str, float]) -> dict[str, float]:
 
 
 def _load(level: LevelStats) -> float:
-    """Return the load that a level's name tells: 64 for "c=64". Sorting is stable, so other names keep their order."""
+    """Return the load of a level: its rate, or 64 for "c=64". Sorting is stable, so other names keep their order."""
+    if level.rate_rps is not None:
+        return level.rate_rps
     try:
         return float(level.level.partition("=")[2])
     except ValueError:

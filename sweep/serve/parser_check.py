@@ -26,11 +26,13 @@ _MAX_ERROR = 4000
 class ParsedConfig:
     """parsed: the flags of the file as vLLM read them. resolved: all flags as its engine would use them here.
 
-    error: why it refuses the file, in its own words. unchecked: why nobody could be asked.
+    moe: whether the model is a mixture of experts. error: why it refuses the file, in its own words. unchecked: why
+    nobody could be asked.
     """
 
     parsed: Flags | None = None
     resolved: Flags | None = None
+    moe: bool | None = None
     error: str | None = None
     vllm_version: str | None = None
     unchecked: str | None = None

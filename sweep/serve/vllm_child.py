@@ -1,7 +1,7 @@
 """Run by the interpreter that serves: says what its vLLM makes of config files. Imports nothing of this project.
 
 In: one JSON document on stdin, {name: path of a config file}. Out: one on stdout,
-{"vllm_version": …, "configs": {name: {"parsed": {…}, "resolved": {…}, "error": …}}}.
+{"vllm_version": …, "configs": {name: {"parsed": {…}, "resolved": {…}, "moe": …, "error": …}}}.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _check(parser: Any, path: str) -> dict[str, Any]:
         return {"error": _chain(error)}
     parsed = {_flag(name): _plain(getattr(args, name)) for name in _given(path) if hasattr(args, name)}
     try:
-        return {"parsed": parsed, "resolved": _resolved(args)}
+        return {"parsed": parsed, **_resolved(args)}
     except Exception as error:  # noqa: BLE001
         return {"parsed": parsed, "error": _chain(error)}
 
@@ -82,7 +82,10 @@ def _given(path: str) -> list[str]:
 
 
 def _resolved(args: Any) -> dict[str, Any]:
-    """Return the flags as the engine would use them: vLLM's defaults filled in for this model and device."""
+    """Return the flags as the engine would use them, vLLM's defaults filled in for this model and device.
+
+    Beside them whether the model is a mixture of experts; None where this vLLM does not say.
+    """
     from vllm import AsyncEngineArgs  # noqa: PLC0415
     from vllm.usage.usage_lib import UsageContext  # noqa: PLC0415
 
@@ -98,7 +101,7 @@ def _resolved(args: Any) -> dict[str, Any]:
         value = next((_plain(getattr(part, attribute)) for part in parts if hasattr(part, attribute)), None)
         if isinstance(value, bool | int | float | str):
             resolved[_flag(name)] = value
-    return resolved
+    return {"resolved": resolved, "moe": getattr(config.model_config, "is_moe", None)}
 
 
 def _flag(name: str) -> str:

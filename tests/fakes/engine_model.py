@@ -201,6 +201,8 @@ class Sequence:
     out: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     computed: int = 0  # tokens whose KV is in the cache
     made: int = 0
+    answer: list[int] = field(default_factory=list)
+    told: int = 0  # tokens that a stream has carried so far
     scheduled: float | None = None
     first_token: float | None = None
     preempted: int = 0
@@ -312,8 +314,9 @@ class Engine:
 
     def block_hashes(self, sequence: Sequence) -> list[int]:
         size, key, hashes = self.limits.block_size, hash(sequence.salt), []
-        for start in range(0, len(sequence.prompt) - size + 1, size):
-            key = hash((key, *sequence.prompt[start : start + size]))
+        tokens = sequence.prompt + sequence.answer[:-1]  # nothing has been computed from the last token
+        for start in range(0, len(tokens) - size + 1, size):
+            key = hash((key, *tokens[start : start + size]))
             hashes.append(key)
         return hashes
 
@@ -356,8 +359,10 @@ class Engine:
         sequence.computed = sequence.length - 1
         last = sequence.made >= sequence.max_tokens
         self.on_event("token", sequence)
-        sequence.out.put_nowait((1000 + (sequence.made * 7 + len(sequence.prompt)) % (VOCABULARY - 1000), last))
+        sequence.answer.append(1000 + (sequence.made * 7 + len(sequence.prompt)) % (VOCABULARY - 1000))
+        sequence.out.put_nowait((sequence.answer[-1], last))
         if last:
+            self.keep_prefix(sequence)
             self.running.remove(sequence)
             self.on_event("finished", sequence)
 

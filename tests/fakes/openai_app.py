@@ -83,6 +83,8 @@ class Metrics:
             self.counters["num_preemptions"].inc()
         elif event == "first_token":
             self.counters["prompt_tokens"].inc(len(sequence.prompt))
+        elif event == "first_token_out":
+            # As in vLLM, where the process that answers requests sees a token later than the engine makes it.
             self.times["time_to_first_token_seconds"].observe(now - sequence.arrived)
         elif event == "finished":
             assert sequence.scheduled is not None
@@ -125,6 +127,7 @@ class Server:
         self.args, self.limits, self.faults = args, limits, faults
         self.api, self.core, self.engine_pid = api, core, engine_pid
         self.names = ["another-model"] if "wrong_model_name" in faults else args.served_model_name or [args.model]
+        self.names += [module.partition("=")[0] for module in args.lora_modules or []]
         self.api_key = args.api_key or os.environ.get("VLLM_API_KEY")
         self.metrics = Metrics(self.names[0], limits, blocks)
         speed = float(os.environ.get("FAKE_VLLM_SPEED", "1"))
@@ -157,7 +160,8 @@ class Server:
         print(f"INFO:     Started server process [{os.getpid()}]", flush=True)
         print("INFO:     Waiting for application startup.", flush=True)
         print("INFO:     Application startup complete.", flush=True)
-        jobs = [asyncio.create_task(job()) for job in (self.engine.run, self.watch_engine, self.log_statistics)]
+        parts = (self.engine.run, self.watch_engine, self.log_statistics, self.ask_as_another)
+        jobs = [asyncio.create_task(part()) for part in parts]
         await self.stop.wait()
         for job in jobs:
             job.cancel()
@@ -193,6 +197,13 @@ class Server:
                     f"Engine 000: Running: {len(self.engine.running)} reqs, Waiting: {len(self.engine.waiting)} reqs, "
                     f"GPU KV cache usage: {100 * self.engine.used_tokens / self.engine.capacity:.1f}%",
                 )
+
+    async def ask_as_another(self) -> None:
+        while "other_user" in self.faults:
+            await asyncio.sleep(0.3)
+            begun = self.engine.first_work
+            if begun is not None and time.perf_counter() < begun + self.faults["other_user"]:
+                self.engine.add(Sequence([1] * 20, "another", 10, time.perf_counter()))
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -233,15 +244,17 @@ class Server:
         return web.Response(body=self.metrics.render(self.engine), content_type="text/plain")
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
+        arrived = time.perf_counter()
         body = await self.admit(request)
         prompt = body.get("prompt") or ""
         tokens = prompt.split() if isinstance(prompt, str) else prompt
-        return await self.answer(request, body, tokens, chat=False)
+        return await self.answer(request, body, tokens, arrived, chat=False)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
+        arrived = time.perf_counter()
         body = await self.admit(request)
         tokens = ["<chat>"] * 4 + " ".join(m["content"] for m in body["messages"]).split()
-        return await self.answer(request, body, tokens, chat=True)
+        return await self.answer(request, body, tokens, arrived, chat=True)
 
     async def admit(self, request: web.Request) -> dict[str, Any]:
         """Count the request, play the faults that answer it at once, and check its body."""
@@ -273,7 +286,7 @@ class Server:
         return fault in self.faults and self.requests % self.faults[fault] == 0
 
     async def answer(
-        self, request: web.Request, body: dict[str, Any], tokens: list[Any], *, chat: bool
+        self, request: web.Request, body: dict[str, Any], tokens: list[Any], arrived: float, *, chat: bool
     ) -> web.StreamResponse:
         if self.dead:
             raise RequestError(500, DEAD, "InternalServerError")
@@ -288,7 +301,9 @@ class Server:
             )
         if not body.get("ignore_eos"):  # this model ends by itself after four fifths of any answer
             wanted = max(1, body.get("min_tokens") or 0, wanted * 4 // 5)
-        sequence = Sequence(tokens, body.get("cache_salt") or "", wanted, time.perf_counter())
+        # What an adapter has computed is of no use to another one.
+        salt = f"{body['model']} {body.get('cache_salt') or ''}"
+        sequence = Sequence(tokens, salt, wanted, arrived)
         faults = {name for name in ("inband_error_every", "cut_every") if self.every(name)}
         self.engine.add(sequence)
         try:
@@ -308,6 +323,8 @@ class Server:
             item = await sequence.out.get()
             if isinstance(item, str):
                 raise RequestError(500, item, "InternalServerError")
+            if not ids:
+                self.metrics.on_event("first_token_out", sequence)
             ids.append(item[0])
             if item[1]:
                 break
@@ -332,12 +349,14 @@ class Server:
                 await send(response, error_body(item, "InternalServerError", 500))
                 break
             token, last = item
+            if first:
+                self.metrics.on_event("first_token_out", sequence)
             if first and chat:
                 role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
                 await send(response, self.envelope(name, [role]))
             first = False
             choice: dict[str, Any] = {"index": 0, "finish_reason": self.reason(body) if last else None}
-            choice |= {"delta": {"content": piece(token)}} if chat else {"text": piece(token)}
+            choice |= {"delta": {self.channel(sequence): piece(token)}} if chat else {"text": piece(token)}
             if with_ids:
                 choice["token_ids"] = [token]
             await send(response, self.envelope(name, [choice]))
@@ -352,6 +371,12 @@ class Server:
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
+
+    def channel(self, sequence: Sequence) -> str:
+        """With a reasoning parser the first half of a chat's answer is reasoning."""
+        sequence.told += 1
+        reasons = self.args.reasoning_parser and sequence.told <= sequence.max_tokens // 2
+        return "reasoning" if reasons else "content"
 
     def reason(self, body: dict[str, Any]) -> str:
         return "length" if body.get("ignore_eos") else "stop"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from sweep.load.client import Target, Warmup, run_level
+from sweep.load.plan import Plan
 from sweep.load.prompts import PromptSource
 from sweep.load.workload import LoadSection
 from sweep.measure.scrape import Scraper
@@ -165,6 +166,32 @@ def test_answers_have_vllms_shape(tmp_path: Path) -> None:
     assert usage["usage"]["completion_tokens"] == 5
 
 
+def test_adapters_answer_to_their_names_and_share_no_cache(tmp_path: Path) -> None:
+    adapters = ["--enable-lora", "--lora-modules", "sql=/adapters/sql", "docs=/adapters/docs"]
+    with running.fake_vllm(tmp_path, *adapters) as url:
+        _, cards = ask(url + "/v1/models")
+        for name in ("m", "sql", "docs", "sql"):
+            code, _ = ask(url + "/v1/completions", {"model": name, "prompt": list(range(40)), "max_tokens": 2})
+            assert code == 200
+        _, metrics = ask(url + "/metrics")
+    assert [card["id"] for card in json.loads(cards)["data"]] == ["m", "sql", "docs"]
+    assert counter(metrics, "prefix_cache_hits") == 32  # the second time of one of them alone
+
+
+def test_a_reasoning_parser_sends_the_first_half_apart(tmp_path: Path) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "why"}], "max_tokens": 6, "stream": True}
+    with running.fake_vllm(tmp_path, "--reasoning-parser", "qwen3") as url:
+        _, answer = ask(url + "/v1/chat/completions", body | {"ignore_eos": True})
+    lines = [line.removeprefix("data: ") for line in answer.splitlines() if line]
+    events = [json.loads(line) for line in lines[1:-1]]  # without the role and [DONE]
+    kinds = [next(iter(event["choices"][0]["delta"])) for event in events]
+    assert kinds == ["reasoning"] * 3 + ["content"] * 3
+
+
+def counter(metrics: str, name: str) -> float:
+    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(f"vllm:{name}_total"))
+
+
 def test_an_occupied_port_is_found_before_the_model_is_loaded(tmp_path: Path) -> None:
     with running.fake_vllm(tmp_path) as url:
         code, log = running.fails("serve", "m", "--host", "127.0.0.1", "--port", url.rpartition(":")[2])
@@ -189,11 +216,11 @@ def measure(tmp_path: Path, *args: str, prefix: int = 0, tokens: int = 256, **en
                 Target(url, "m"),
                 load.levels()[0],
                 load,
-                prompts=PromptSource(load.prompt, 1, 2),
-                workload_seed=3,
+                prompts=PromptSource(Plan(load, 3), 1),
                 warmup=Warmup(0.2, 0.4, lambda _bins: False),
+                on_edge=scraper.scrape,
             )
-        return level_stats(done, {}, scraper.window(done.start_ns, done.end_ns))
+        return level_stats(done, {}, scraper.scrapes)
 
     with running.fake_vllm(tmp_path, *args, FAKE_VLLM_SPEED="2", **env) as url:
         return asyncio.run(run(url))

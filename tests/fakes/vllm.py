@@ -46,6 +46,7 @@ FAULTS = {
     "inband_error_every": "every N-th stream carries an error after its first token",
     "cut_every": "every N-th stream ends without [DONE]",
     "warmup_drift": "slower during so many seconds after the first request",
+    "other_user": "somebody else's requests are served as well during so many seconds after the first request",
     "plain_openai": "not vLLM: unknown fields of a body are answered 400, no token ids, no /metrics",
 }
 
@@ -86,6 +87,7 @@ VALUE_FLAGS: dict[str, type | tuple[str, ...]] = {
     "stream-interval": int,
     "shutdown-timeout": float,
     "generation-config": str,
+    "reasoning-parser": str,
     "hf-overrides": json.loads,
     "compilation-config": json.loads,
     "speculative-config": json.loads,
@@ -97,6 +99,7 @@ VALUE_FLAGS: dict[str, type | tuple[str, ...]] = {
 SWITCHES = (
     "enable-prefix-caching",
     "enable-chunked-prefill",
+    "enable-lora",
     "enforce-eager",
     "trust-remote-code",
     "async-scheduling",
@@ -122,6 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vllm serve")
     parser.add_argument("model_tag", nargs="?")
     parser.add_argument("--served-model-name", nargs="+")
+    parser.add_argument("--lora-modules", nargs="+")
     for name, kind in VALUE_FLAGS.items():
         if isinstance(kind, tuple):
             parser.add_argument(f"--{name}", choices=kind)

@@ -14,6 +14,7 @@ import pytest
 
 from sweep.errors import ConfigError
 from sweep.load.client import Target, Warmup, complete_once, probe, run_level, served_models
+from sweep.load.plan import Plan
 from sweep.load.prompts import PromptSource
 from sweep.load.stamps import StampClock, StampedSocket, allow_open_files
 from sweep.load.workload import LoadSection
@@ -24,11 +25,12 @@ BASE = {"prompt": {"tokens": 32}, "output": {"tokens": 8}, "concurrency": 4, "re
 SHORT = Warmup(0.1, 0.3, lambda _bins: False)
 
 
-def drive(url: str, warmup: Warmup = SHORT, *, vllm: bool = True, **load_fields: object) -> LoadRun:
+def drive(url: str, warmup: Warmup = SHORT, *, vllm: bool = True, processes: int = 1, **load_fields: object) -> LoadRun:
     load = LoadSection.model_validate(BASE | load_fields)
-    prompts = PromptSource(load.prompt, 1, 2, text=load.endpoint == "chat" or not vllm)
+    prompts = PromptSource(Plan(load, 2), 1, text=load.endpoint == "chat" or not vllm)
     target = Target(url, "m", endpoint=load.endpoint, vllm=vllm)
-    return asyncio.run(run_level(target, load.levels()[0], load, prompts=prompts, workload_seed=3, warmup=warmup))
+    level = load.levels()[0]
+    return asyncio.run(run_level(target, level, load, prompts=prompts, warmup=warmup, processes=processes))
 
 
 def statuses(run: LoadRun, *, counted: bool = True) -> Counter[str]:
@@ -58,9 +60,11 @@ def test_a_missing_key_is_recognised(tmp_path: Path) -> None:
     assert (record.status, record.error) == ("http_401", "Unauthorized")
 
 
-def test_a_closed_loop_counts_exactly_what_was_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_closed_loop_counts_exactly_what_was_asked_for(tmp_path: Path, processes: int) -> None:
     with fake_vllm(tmp_path) as url:
-        run = drive(url)
+        run = drive(url, processes=processes)
+    assert run.processes == processes
     assert statuses(run) == {"ok": 12}
     assert statuses(run, counted=False)["ok"] > 0
     assert run.start_ns < run.window_start_ns < run.window_end_ns <= run.end_ns
@@ -70,9 +74,11 @@ def test_a_closed_loop_counts_exactly_what_was_asked_for(tmp_path: Path) -> None
         if record.counted:
             assert record.t_start_ns >= run.window_start_ns
             assert (record.output_tokens, record.prompt_tokens) == (8, 32)
-    # The load was kept up: until the window's end there were always four requests under way.
+    # The load was kept up: until the window's end there were always four requests under way. Then it was drained.
     ended = [r for r in run.records if r.t_end_ns >= run.window_end_ns and r.t_start_ns < run.window_end_ns]
     assert 3 <= len(ended) <= 5
+    assert run.drained
+    assert set(statuses(run, counted=False)) == {"ok"}
 
 
 def test_a_window_of_time_counts_what_starts_within_it(tmp_path: Path) -> None:
@@ -80,7 +86,9 @@ def test_a_window_of_time_counts_what_starts_within_it(tmp_path: Path) -> None:
         run = drive(url, requests=None, seconds=0.4)
     counted = [r for r in run.records if r.counted]
     assert {r.status for r in counted} == {"ok"}
-    assert all(run.window_start_ns <= r.t_start_ns <= run.window_start_ns + 0.45e9 for r in counted)
+    assert run.window_end_ns - run.window_start_ns == 400_000_000
+    inside = [r for r in run.records if run.window_start_ns <= r.t_start_ns < run.window_end_ns]
+    assert counted == inside
 
 
 def test_the_window_opens_when_the_load_is_steady(tmp_path: Path) -> None:
@@ -176,8 +184,7 @@ def test_cancelling_leaves_nothing_behind(tmp_path: Path) -> None:
             Target(url, "m"),
             load.levels()[0],
             load,
-            prompts=PromptSource(load.prompt, 1, 2),
-            workload_seed=3,
+            prompts=PromptSource(Plan(load, 2), 1),
             warmup=SHORT,
         )
         task = asyncio.create_task(run)

@@ -1,10 +1,9 @@
-import itertools
 import json
 
 import pytest
 from hypothesis import given, strategies as st
 
-from sweep.load.sse import EventDecoder, Stream, error_words, read_stream
+from sweep.load.sse import Stream, error_words, events, read_stream
 
 USAGE = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}}
 
@@ -23,24 +22,25 @@ def wire(*documents: dict, done: bool = True) -> bytes:
 
 
 def read(*documents: dict, done: bool = True, vllm: bool = True) -> Stream:
-    return read_stream(
-        [(10 + i, wire(d, done=False)) for i, d in enumerate(documents)] + [(99, wire(done=done))], vllm=vllm
-    )
+    body, marks = b"", []
+    for at, document in enumerate(documents, start=10):
+        body += wire(document, done=False)
+        marks.append((at, len(body), 0))
+    body += wire(done=done)
+    return read_stream(body, [*marks, (99, len(body), 0)], vllm=vllm)
 
 
-@given(
-    cuts=st.lists(st.integers(0, 400), max_size=12),
-    newline=st.sampled_from([b"\n", b"\r\n"]),
-    comment=st.sampled_from([b"", b": ping\n\n", b"event: x\nid: 4\n"]),
-)
-def test_events_do_not_depend_on_how_the_stream_was_cut(cuts: list[int], newline: bytes, comment: bytes) -> None:
-    expected = [b'{"a": "\xe4\xb8\xad"}', b'{"b":\n2}', b"[DONE]"]
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("comment", [b"", b": ping\n\n", b"event: x\nid: 4\n"])
+def test_events_are_found_whatever_stands_between_them(newline: bytes, comment: bytes) -> None:
     body = comment + b'data: {"a": "\xe4\xb8\xad"}\n\ndata:{"b":\ndata: 2}\n\n' + comment + b"data: [DONE]\n\n"
     body = body.replace(b"\n", newline)
-    edges = sorted({0, len(body), *(cut for cut in cuts if cut < len(body))})
-    decoder = EventDecoder()
-    events = [e for a, b in itertools.pairwise(edges) for e in decoder.feed(body[a:b])]
-    assert events + decoder.close() == expected
+    found = list(events(body))
+    assert [data for _, data in found] == [b'{"a": "\xe4\xb8\xad"}', b'{"b":\n2}', b"[DONE]"]
+    assert all(body[:end].endswith(newline * 2) for end, _ in found)
+    assert found[-1][0] == len(body)
+    for missing in range(1, 4):  # an event that was cut off ends with the body
+        assert list(events(body[:-missing]))[-1][0] == len(body) - missing
 
 
 @given(cuts=st.lists(st.integers(1, 600), max_size=10))
@@ -49,11 +49,12 @@ def test_tokens_do_not_depend_on_how_the_stream_was_cut(cuts: list[int]) -> None
         delta(role="assistant", content=""), delta(content="中", ids=[1]), delta("length", [2, 3], content=""), USAGE
     )
     edges = sorted({0, len(body), *(cut for cut in cuts if cut < len(body))})
-    stream = read_stream([(b, body[a:b]) for a, b in itertools.pairwise(edges)], vllm=True)
+    stream = read_stream(body, [(edge, edge, None) for edge in edges[1:]], vllm=True)
     assert [count for _, count in stream.chunks] == [1, 2]
     assert (stream.done, stream.finish_reason, stream.tokens, stream.counts) == (True, "length", 3, "exact")
     first_end = body.index(b"\n\n", body.index(b'token_ids": [1]')) + 2
     assert stream.chunks[0][0] == min(edge for edge in edges if edge >= first_end)
+    assert stream.late_events == (stream.chunks[0][0] == stream.chunks[1][0])
 
 
 def test_a_role_alone_is_no_token_and_an_empty_text_may_be_one() -> None:
@@ -108,9 +109,38 @@ def test_an_error_inside_the_stream_is_found(error: object) -> None:
 
 def test_a_stream_that_was_cut_off_is_not_done() -> None:
     body = wire(text("a", token_ids=[1]), text("b", token_ids=[2]), done=False)
-    stream = read_stream([(1, body[:-20])], vllm=True)
+    stream = read_stream(body[:-20], [(1, len(body) - 20, 0)], vllm=True)
     assert not stream.done
     assert stream.tokens == 1
+
+
+def test_reasoning_counts_as_tokens_and_the_answer_has_a_time_of_its_own() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        stream = read(delta(role="assistant", content=""), delta(ids=[1], **{name: "hm"}), delta(content="x", ids=[2]))
+        assert stream.chunks == [(11, 1), (12, 1)]
+        assert (stream.reasoned, stream.answer_ns) == (True, 12)
+    assert not read(text("a", token_ids=[1])).reasoned
+
+
+def test_events_that_were_read_together_are_uncertain_only_if_the_client_was_late() -> None:
+    ms = 1_000_000
+    parts = [wire(text("a", token_ids=[i]), done=False) for i in range(4)]
+    size = len(parts[0])
+    for waited_ns, late in ((100, 0), (ms, 0), (3 * ms, 2), (None, 2)):
+        marks = [(0, size, 0), (20 * ms, 4 * size, waited_ns)]  # three in one read, 20 ms after the first
+        assert read_stream(b"".join(parts), marks, vllm=True).late_events == late
+
+
+def test_numbers_that_are_none_are_read_as_python_servers_write_them() -> None:
+    body = b'data: {"choices": [{"index": 0, "text": "a", "token_ids": [1], "logprobs": [NaN]}]}\n\n'
+    assert read_stream(body, [(1, len(body), 0)], vllm=True).tokens == 1
+
+
+def test_the_answer_is_kept_where_asked() -> None:
+    body = wire(text("a", token_ids=[1]), text("b", token_ids=[2, 3])) + wire(delta(content="c", ids=[4]))
+    kept, plain = (read_stream(body, [(1, len(body), 0)], vllm=True, keep=keep) for keep in (True, False))
+    assert (kept.ids, kept.text) == ([1, 2, 3, 4], "abc")
+    assert (plain.ids, plain.text) == ([], "")
 
 
 def test_words_of_errors() -> None:
@@ -145,5 +175,6 @@ def test_scaling_keeps_the_total_and_the_order(counts: list[int], total: int) ->
 )
 def test_a_server_that_answers_nonsense_is_no_crash(document: object) -> None:
     for vllm in (True, False):
-        stream = read_stream([(1, b"data: " + json.dumps(document).encode() + b"\n\n")], vllm=vllm)
+        body = b"data: " + json.dumps(document).encode() + b"\n\n"
+        stream = read_stream(body, [(1, len(body), 0)], vllm=vllm, keep=True)
         assert all(isinstance(count, int) and count > 0 for _, count in stream.chunks)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from sweep.model import ServerStats
-from sweep.report.figures import compare
+import pytest
+
+from sweep.model import ClientStats, ServerStats
+from sweep.report.figures import LOW_N_WORDS, compare, objective_interval
 from sweep.report.limits import limits
 from sweep.report.summary import CAUTION, closing, failure_groups, headline, state_counts, summary_text, write_summary
 from tests.report.studies import complete, failed, level, missed, study, typical
@@ -27,6 +30,45 @@ def test_a_change_knows_which_way_is_better() -> None:
     assert (rows["TPOT p99"].change, rows["TPOT p99"].improved) == ("0 %", None)
     assert rows["launch"].improved is None
     assert "goodput" not in rows
+
+
+def test_intervals_and_too_few_requests_are_shown() -> None:
+    left = level(intervals={"output_tps": (390.0, 410.0)}, client=ClientStats(20.0, 0.0, "kernel", overhead_s=0.0004))
+    right = level(output_tps=500.0, prefix_offered_frac=0.5)
+    view = study(complete(0, {}, left), complete(1, {"max-num-seqs": 8}, right))
+    rows = {row.label: row for row in compare(view, 1)}
+    assert (rows["output throughput, 95 % interval"].baseline, rows["output throughput, 95 % interval"].shown) == (
+        "390 to 410",
+        "-",
+    )
+    assert rows["TTFT p99"].shown == "200 ms, low n"
+    assert rows["TTFT p50"].shown == "90.0 ms"
+    assert rows["TTFT, client - server"].baseline == "0.400 ms"
+    assert rows["prompt tokens seen before"].shown == "50 %"
+    assert LOW_N_WORDS in summary_text(view)
+    assert LOW_N_WORDS in closing(view)
+
+
+def test_the_interval_is_that_of_the_objective() -> None:
+    timed = level(ttft_s=0.1)
+    assert timed.ttft_s is not None
+    timed = replace(
+        timed,
+        ttft_s=replace(timed.ttft_s, ci={"p99": (0.18, 0.22)}),
+        intervals={"output_tps": (390.0, 410.0), "goodput_rps": (1.0, 2.0)},
+        kinds={},
+    )
+    outcome = complete(0, {}, timed)
+    for objective, expected in (
+        ("output throughput", (390.0, 410.0)),
+        ("output throughput per GPU", (195.0, 205.0)),
+        ("goodput", (1.0, 2.0)),
+        ("TTFT p99", (180.0, 220.0)),
+        ("TTFT p50", None),
+        ("balance over the baseline (ttft 1)", None),
+    ):
+        found = objective_interval(study(outcome, objective=objective, gpus=2), outcome, timed)
+        assert found == (None if expected is None else pytest.approx(expected)), objective
 
 
 def test_less_is_better_when_the_objective_is_minimized() -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
 
-from sweep.model import ServerStats
+from sweep.model import ClientStats, KindStats, ServerStats
 from sweep.report.table import levels_frame, trials_frame, write_tables
 from tests.report.studies import complete, failed, level, missed, study, typical
 
@@ -117,6 +117,28 @@ def test_files_are_written_whole_and_leave_nothing_behind(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["levels.csv", "trials.csv"]
     assert pd.read_csv(tmp_path / "trials.csv").loc[0, "max-num-seqs"] == "torn \\udc80"
     assert list(pd.read_csv(tmp_path / "levels.csv").columns)[: len(CONTRACT)] == CONTRACT
+
+
+def test_intervals_and_doubts_stand_behind_the_fixed_columns() -> None:
+    client = ClientStats(20.0, 0.0004, "kernel", overhead_s=0.0012, late_events_frac=0.001)
+    found = level(
+        client=client, intervals={"output_tps": (390.0, 410.0)}, rate_rps=8.0, stable=True, ttfot_s=level().ttft_s
+    )
+    row = trials_frame(study(complete(0, {}, found))).to_dict("records")[0]
+    assert (row["output_tps_lo"], row["output_tps_hi"]) == (row["objective_lo"], row["objective_hi"]) == (390.0, 410.0)
+    assert (row["overhead_ms"], row["send_lag_ms"], row["late_events_frac"]) == (1.2, 0.4, 0.001)
+    assert (row["rate_rps"], row["stable"], row["low_n"], row["ttfot_p50_ms"]) == (8.0, "true", "p95 p99", 90.0)
+    bare = trials_frame(study(complete(0, {}))).to_dict("records")[0]
+    assert [bare[name] for name in ("overhead_ms", "objective_lo", "stable", "kinds", "rate_rps")] == [None] * 5
+
+
+def test_the_classes_of_a_mix_are_json() -> None:
+    base = level()
+    kind = KindStats(90, 10, base.ttft_s, None, base.tpot_s, base.itl_s, base.e2e_s, None, 0.9)
+    row = levels_frame(study(complete(0, {}, level(kinds={"chat": kind})))).to_dict("records")[0]
+    found = json.loads(row["kinds"])["chat"]
+    assert (found["completed"], found["slo_attainment_frac"], found["ttft_p99_ms"]) == (90, 0.9, 200.0)
+    assert found["ttft_sched_p99_ms"] is None
 
 
 def test_what_the_slos_are_judged_by_has_its_own_columns() -> None:

@@ -12,6 +12,7 @@ from sweep.model import Dist, Event, Failure, Flags, Job, LevelStats, Measured, 
 from sweep.run.ledger import Ledger
 from sweep.run.loop import Sweep
 from sweep.run.store import Store
+from sweep.run.workload import workload_document
 from sweep.search.study import Study
 
 
@@ -102,9 +103,10 @@ class Machine:
 def sweep_of(told: SweepConfig, root: Path, machine: Machine, events: list[Event] | None = None) -> Sweep:
     """Open (or go on with) a study in `root` that runs on the made-up machine."""
     store = Store(root)
-    store.begin(told, {"fingerprint": {"vllm": "0.32.0", "device": "made up"}})
-    ledger = Ledger(told.search.objective, told.serve.args, store.outcomes())
-    study = Study.open(store.database, told.run.name, told.space, told.search.objective, told.search)
+    workload = workload_document(told.load, told.search.seed)
+    store.begin(told, {"fingerprint": {"vllm": "0.32.0", "device": "made up"}}, workload)
+    ledger = Ledger(told.objective, told.serve.args, store.outcomes())
+    study = Study.open(store.database, told.run.name, told.space, told.objective, told.search)
     sweep = Sweep(
         config=told,
         store=store,
@@ -112,6 +114,7 @@ def sweep_of(told: SweepConfig, root: Path, machine: Machine, events: list[Event
         study=study,
         emit=(events if events is not None else []).append,
         resolved={},
+        workload=workload,
         deadline=None,
         after_trial=lambda: None,
         since=len(ledger.outcomes),

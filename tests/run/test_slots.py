@@ -24,7 +24,7 @@ def job(tmp_path: Path, *, command: tuple[str, ...] | None = None, **env: str) -
         model="some/model",
         revision=None,
         command=command or (sys.executable, str(PROGRAM), "serve"),
-        env={"FAKE_VLLM_SPEED": "20", **env},
+        env={"FAKE_VLLM_SPEED": "1", **env},
         flags={"max-num-seqs": 16},
         swept=("max-num-seqs",),
         trial_dir=str(tmp_path),
@@ -32,7 +32,7 @@ def job(tmp_path: Path, *, command: tuple[str, ...] | None = None, **env: str) -
         stall_timeout_s=30,
         stop_timeout_s=5,
     )
-    load = {"concurrency": 2, "prompt": {"tokens": 32}, "output": {"tokens": 4}, "requests": 12}
+    load = {"concurrency": 2, "prompt": {"tokens": 32}, "output": {"tokens": 12}, "requests": 12}
     return Job("s", 0, launch, load, {"warmup": {"min_s": 0.2, "max_s": 0.5}}, {}, seed=1, workload_seed=1)
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
-from sweep.model import Dist, Failure, LevelStats, Measured, Verdict
-from sweep.search.objectives import METRICS, SLO_NAMES, Objective, read_slo
+from sweep.model import Dist, Failure, KindStats, LevelStats, Measured, Verdict
+from sweep.search.objectives import METRICS, Objective
+from sweep.slo import SLO_NAMES
 
 
 def _dist(seconds, n=1000):
@@ -49,36 +50,6 @@ def _objective(**settings):
     return Objective.model_validate(settings)
 
 
-def test_limits_are_read_into_seconds():
-    assert read_slo({"ttft_p99": "1s", "tpot_mean": "50ms", "e2e_p95": " 1.5 s ", "itl_p90": ".5ms"}) == {
-        "ttft_p99": 1.0,
-        "tpot_mean": 0.05,
-        "e2e_p95": 1.5,
-        "itl_p90": 0.0005,
-    }
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        ({"ttft_p99": 200}, "200 has no unit; write 200ms or 200s"),
-        ({"ttft_p99": "0.2"}, "has no unit"),
-        ({"ttft_p99": "-1s"}, "no duration"),
-        ({"ttft_p99": "0ms"}, "above 0"),
-        ({"ttft_p99": "1e999s"}, "above 0"),
-        ({"ttft_p99": True}, "no duration"),
-        ({"ttft_p99": None}, "no duration"),
-        ({"ttft_p101": "1s"}, "unknown latency 'ttft_p101'.*did you mean 'ttft_p"),
-        ({"tftt_p99": "1s"}, "did you mean 'ttft_p99'"),
-        ({"output_tps": "1s"}, "output_tps is a rate"),
-        ({7: "1s"}, "unknown latency 7"),
-    ],
-)
-def test_limits_that_are_refused(raw, message):
-    with pytest.raises(ValueError, match=message):
-        read_slo(raw)
-
-
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -94,7 +65,6 @@ def test_limits_that_are_refused(raw, message):
         ({"pareto": ["output_tps", "ttft_p99"]}, "not available yet"),
         ({"maximize": "output_tps", "minimize": "ttft_p99"}, "not available yet"),
         ({"maximize": "output_tps", "direction": "min"}, "Extra inputs"),
-        ({"maximize": "goodput_rps"}, "add slo"),
         ({"balance": {"ttft": 0, "tpot": 0}}, "all weights are 0"),
         ({"balance": {"ttft": -1, "tpot": 2}}, "the weight of ttft is -1"),
         ({"balance": {"tftt": 1}}, "unknown part 'tftt'.*did you mean 'ttft'"),
@@ -110,14 +80,69 @@ def test_objectives_that_are_refused(raw, message):
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_is_an_objective_with_a_unit_and_a_value(name):
     metric = METRICS[name]
-    slo = {"slo": {"ttft_p99": "9s"}} if name == "goodput_rps" else {}
-    objective = _objective(**{metric.direction: name}, **slo)
-    verdict = objective.judge(_measured(_level("c=1")), None, gpus=2)
+    objective = _objective(**{metric.direction: name}, slo={"ttft_p99": "9s"})
+    verdict = objective.judge(_measured(_level("r=1", rate_rps=1.0)), None, gpus=2)
     assert verdict.value is not None
     assert verdict.eligible
     assert objective.direction == metric.direction
     assert objective.describe(verdict.value).endswith(objective.unit)
     assert objective.label == metric.label
+
+
+def test_what_counts_requests_within_limits_needs_some():
+    for name in ("goodput_rps", "rate_rps"):
+        alone = _objective(maximize=name)
+        assert "add slo" in alone.problem()
+        assert alone.with_limits({"chat.ttft_p99": 0.5}).problem() is None
+    assert _objective(maximize="output_tps").problem() is None
+
+
+def test_limits_of_classes_are_judged_by_the_figures_of_the_class():
+    objective = _objective(maximize="output_tps", slo={"e2e_p99": "9s"}).with_limits(
+        {"chat.ttft_p99": 0.1, "code.ttft_p99": 0.1, "gone.ttft_p99": 0.1}
+    )
+
+    def kind(ttft, completed, failed=0):
+        return KindStats(completed, failed, _dist(ttft), None, None, None, None, None)
+
+    level = _level("c=4", kinds={"chat": kind(0.02, 50), "code": kind(0.2, 700, failed=70)})
+    verdict = objective.judge(_measured(level), None, 1)
+    assert objective.ratios(level) == pytest.approx({"e2e_p99": 2.2 / 9, "chat.ttft_p99": 0.4, "code.ttft_p99": 4.0})
+    assert verdict.miss == pytest.approx({"code.ttft_p99": 4.0})
+    assert verdict.note == "chat.ttft_p99 rests on 50 requests, 662 would make it sure; gone.ttft_p99 was not measured"
+
+
+def _rate(rate_rps, ttft=0.1, **changes):
+    return _level(f"r={rate_rps:g}", ttft, rate_rps=rate_rps, **changes)
+
+
+def test_the_highest_rate_under_the_slos():
+    objective = _objective(maximize="rate_rps", slo={"ttft_p99": "1s"})
+    levels = _measured(_rate(4.0), _rate(8.0), _rate(6.5), _rate(10.0, ttft=0.6), _rate(9.0, stable=False))
+    verdict = objective.judge(levels, None, 1)
+    assert (verdict.value, verdict.level.level, verdict.slo_met) == (8.0, "r=8", True)
+    assert objective.words == "maximize highest rate under the SLOs with TTFT p99 <= 1 s"
+    grew = objective.judge(_measured(_rate(4.0, stable=False)), None, 1)
+    assert (grew.value, grew.slo_met, grew.miss, grew.eligible) == (4.0, False, {}, False)
+    assert _objective(maximize="output_tps", slo={"ttft_p99": "1s"}).judge(levels, None, 1).level.level == "r=9"
+
+
+def test_what_a_judge_was_sure_of_counts():
+    objective = _objective(maximize="rate_rps", slo={"ttft_p99": "1s"})
+    levels = _measured(_rate(4.0, 0.6, verdict="pass"), _rate(5.0, verdict="fail"), _rate(6.0, verdict="unstable"))
+    verdict = objective.judge(levels, None, 1)
+    assert (verdict.value, verdict.slo_met, verdict.miss) == (4.0, True, {})
+
+
+@given(st.floats(1, 1e6), st.floats(1, 1e6))
+def test_a_level_that_is_not_valid_never_counts(good, bad):
+    for name in ("output_tps", "rate_rps", "total_tps"):
+        objective = _objective(maximize=name, slo={"ttft_p99": "1s"})
+        levels = _measured(_rate(1.0, tps=good), _rate(2.0, tps=bad, valid=False, reasons=("the client was slow",)))
+        verdict = objective.judge(levels, None, 1)
+        assert verdict.level.level == "r=1"
+        assert "the client was slow" in verdict.note
+        assert objective.judge(_measured(levels.levels[1]), None, 1).value is None
 
 
 def test_values_and_words():

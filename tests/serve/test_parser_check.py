@@ -15,11 +15,11 @@ from sweep.serve.vllm_flags import config_text
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm.py"
 
 
-def check(tmp_path, command, **configs):
+def check(tmp_path, command, models=None, **configs):
     paths = {}
     for name, flags in configs.items():
         paths[name] = tmp_path / f"{name}.yaml"
-        paths[name].write_text(config_text(str(tmp_path), None, flags))
+        paths[name].write_text(config_text(str((models or {}).get(name, tmp_path)), None, flags))
     serve = ServeSection.model_validate({"model": "org/model", "command": command})
     return asyncio.run(check_configs(serve, paths))
 
@@ -58,6 +58,14 @@ def test_the_installed_vllm_reads_what_was_meant(tmp_path):
         ' "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 1024,'
         ' "max_position_embeddings": 2048, "dtype": "bfloat16"}'
     )
+    experts = tmp_path / "experts"
+    experts.mkdir()
+    (experts / "config.json").write_text(
+        '{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 256,'
+        ' "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,'
+        ' "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 1024, "max_position_embeddings": 2048,'
+        ' "dtype": "bfloat16"}'
+    )
     flags = {
         "enable-prefix-caching": False,
         "max-num-seqs": 8,
@@ -68,7 +76,9 @@ def test_the_installed_vllm_reads_what_was_meant(tmp_path):
     checked = check(
         tmp_path,
         [sys.executable, "-m", "vllm.entrypoints.openai.api_server"],
+        models={"experts": experts},
         defaults={},
+        experts={},
         meant=flags,
         unknown={"max-num-sequences": 8},
         refused={"max-num-seqs": 4096, "max-num-batched-tokens": 64},
@@ -82,6 +92,7 @@ def test_the_installed_vllm_reads_what_was_meant(tmp_path):
     assert (meant.resolved["enable-prefix-caching"], defaults.resolved["enable-prefix-caching"]) == (False, True)
     assert (meant.resolved["max-num-seqs"], meant.resolved["max-model-len"]) == (8, 2048)
     assert defaults.resolved["gpu-memory-utilization"] > 0.5
+    assert (defaults.moe, checked["experts"].moe) == (False, True)
     assert "unrecognized arguments: --max-num-sequences" in checked["unknown"].error
     assert "usage" not in checked["unknown"].error
     assert classify(checked["refused"].error, exit_code=1, phase="start").kind == "invalid_argument"
