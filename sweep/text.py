@@ -87,9 +87,10 @@ def limit_words(limit_s: float) -> str:
 
 
 def slo_label(name: str) -> str:
-    """ttft_p99 -> TTFT p99."""
-    metric, _, rest = name.partition("_")
-    return printable(f"{metric.upper()} {rest.replace('_', ' ')}")
+    """ttft_p99 -> TTFT p99; chat.ttft_p99 -> chat TTFT p99."""
+    kind, _, latency = name.rpartition(".")
+    metric, _, rest = latency.partition("_")
+    return printable(f"{kind} {metric.upper()} {rest.replace('_', ' ')}")
 
 
 def percent(frac: float, digits: int = 1) -> str:
