@@ -15,6 +15,7 @@ from sweep.serve.process import marker_of
 STUDY_FILES = [
     "config.yaml",
     "environment.json",
+    "workload.json",
     "study.db",
     "lock",
     "trials.csv",

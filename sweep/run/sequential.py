@@ -34,8 +34,8 @@ class SequentialJudge:
     slo: names with their limits. A percentile allows a share of misses (p99: 1 %). Whether the true share is above or
     below it is tested after every tally by mixtures of likelihood ratios, one for each direction. Such a test may be
     looked at as often as one likes (Ville's inequality: a ratio that is 1 on average reaches 20 with a probability of
-    at most 1/20), which a confidence interval of a fixed number of requests may not. The highest rate passes only if
-    every SLO is met for sure, and fails with the first that is not.
+    at most 1/20), which a confidence interval for a fixed number of requests may not. A level passes when all its SLOs
+    are met for sure, and fails with the first that is missed for sure.
 
     Requests in a queue miss together, so they tell less than as many independent ones. The counts are divided by how
     much more they vary between stretches of time than independent ones would (the design effect).
@@ -46,14 +46,13 @@ class SequentialJudge:
     """
 
     slo: Mapping[str, float]
-    least_s: float = _LEAST_S
     _seen: dict[str, list[tuple[float, int, int]]] = field(default_factory=dict)  # name -> (elapsed, judged, missed)
     _next_look: int = 0  # number of bins at which the growth of the queue is looked at again
 
     def __call__(self, tally: Tally) -> Decision | None:
         for name, (judged, missed) in tally.judged.items():
             self._seen.setdefault(name, []).append((tally.elapsed_s, judged, missed))
-        if tally.elapsed_s < self.least_s:
+        if tally.elapsed_s < _LEAST_S:
             return None
         if len(tally.in_flight) >= self._next_look:
             self._next_look = math.ceil(len(tally.in_flight) * _LOOK_GROWTH)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from sweep.children import python_env
 from sweep.errors import StoppedError
 from sweep.model import Failure, Job, Measured
 from sweep.serve.process import kill_leftovers
@@ -39,7 +40,7 @@ async def run_job(job: Job, say: Callable[[str], None]) -> Measured:
             stderr=stderr,
             start_new_session=True,
             limit=_LINE_LIMIT,
-            env={**os.environ, "PYTHONPATH": _python_path()},
+            env=python_env(),
         )
     try:
         assert worker.stdin is not None
@@ -104,10 +105,3 @@ def _worker_died(exit_code: int | None, log: Path) -> Measured:
         exit_code=exit_code,
     )
     return Measured("failed", failure=failure)
-
-
-def _python_path() -> str:
-    """Put this checkout first, so that a worker runs the same code from whichever folder the sweep was started."""
-    here = str(Path(__file__).resolve().parents[2])
-    rest = os.environ.get("PYTHONPATH")
-    return f"{here}{os.pathsep}{rest}" if rest else here

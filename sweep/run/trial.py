@@ -107,12 +107,13 @@ class _Bench:
         async with Scraper(f"{server.base_url}/metrics", server.api_key, metrics) as scraper:
             self.cache_config = dict(cache_config(scraper.scrapes[-1][1])) if scraper.scrapes else {}
             for level in self._load.levels():
-                failure = await (self._search if level.search else self._level)(server, scraper, level)
+                found = self._search(server, scraper) if level.search else self._level(server, scraper, level)
+                failure = await found
                 if failure is not None or self._overloaded:
                     return failure
         return None
 
-    async def _search(self, server: Server, scraper: Scraper, _level: Level) -> Failure | None:
+    async def _search(self, server: Server, scraper: Scraper) -> Failure | None:
         """Find the highest rate under the SLOs. Every rate that is tried becomes a level, in ascending order."""
         window_s = min(SATURATED_S, self._load.window_s or SATURATED_S)
         short = self._load.model_copy(update={"seconds": window_s, "requests": None})
@@ -120,7 +121,7 @@ class _Bench:
         if measured is None:
             return await server.failure("load")
         run, stats = measured
-        if stats.completed == 0:
+        if stats.completed == 0 or run.ended_early is not None:
             return await _why_it_failed(server, stats, run)
         search, rates, spare = RateSearch(start_rps(stats, run)), [], _SPARE_TRIES
         while (rate_rps := search.next()) is not None:

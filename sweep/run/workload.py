@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from sweep.load.plan import Plan
@@ -18,13 +18,13 @@ def workload_document(load: LoadSection, seed: int) -> dict[str, Any]:
     random tokens. Raises ConfigError for a file that cannot be used.
     """
     plan = Plan(load, seed)
-    last = [deque(plan.offsets_s(level, warmup=False), maxlen=1)[0] for level in load.levels() if level.trace]
+    whole = [islice(plan.offsets_s(level, warmup=False), plan.length) for level in load.levels() if level.trace]
     return {
         "sha256": plan.sha256(),
         "words": load.words,
         "seed": seed,
         "synthetic": plan.synthetic,
-        "trace_s": max(last, default=None),
+        "trace_s": max((at_s for offsets in whole for at_s in offsets), default=None),
         "files": plan.files,
         "notes": plan.notes(),
     }

@@ -100,3 +100,11 @@ def test_a_silence_is_a_time_out_of_its_own_class(server: RefServer, endpoint: s
     server.play([])
     assert {r.status for r in records if r.counted} == {SCENARIOS[name].expected}
     assert {r.output_tokens for r in records if r.counted} == {2 if name == "hang_mid" else 0}
+
+
+def test_connections_that_the_server_closed_while_idle_are_not_used() -> None:
+    with ref_server("--ttft", "0.002", "--itl", "0.001", "--keep-alive", "0.03") as server:
+        records = drive(server.url, rate=20, arrivals="constant", requests=40)
+        accepted = {entry["accept_ns"] for entry in server.truth()["requests"]}
+    assert {r.status for r in records} == {"ok"}
+    assert len(accepted) >= 40  # every request needed a new one

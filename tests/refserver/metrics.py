@@ -56,7 +56,7 @@ class Metrics:
             [*names, "finished_reason"],
             registry=self._registry,
         )
-        self._registry.register(self)  # type: ignore[arg-type]
+        self._registry.register(self)
 
     def first_token(self, entry: Entry, at_ns: int) -> None:
         self.prompt_tokens += entry.prompt_tokens

@@ -6,7 +6,8 @@ import json
 import statistics
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,9 @@ def ask(url: str, endpoint: str, tokens: int, *headers: str, timeout_s: float = 
         return exchange(sock, request(url, endpoint, tokens, *headers, **fields))
 
 
-def last(server: RefServer) -> dict:
-    return server.truth()["requests"][-1]
+def last(server: RefServer) -> Mapping[str, Any]:
+    entry: Mapping[str, Any] = server.truth()["requests"][-1]
+    return entry
 
 
 def token_stamps(answer: Answer) -> list[int]:

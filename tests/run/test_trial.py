@@ -23,11 +23,12 @@ from sweep.measure.scrape import Scraper
 from sweep.measure.warmup import WarmupSection
 from sweep.model import Job, Launch, Measured, Outcome
 from sweep.run.ledger import Ledger
+from sweep.run.loop import first_guess_s
 from sweep.run.measuring import measure_level
 from sweep.run.slots import run_job
 from sweep.run.store import Store
 from sweep.run.warming import warmup_of
-from sweep.run.workload import workload_document
+from sweep.run.workload import workload_document, workload_notes
 from sweep.search.objectives import Objective
 from tests.fakes import running
 
@@ -179,3 +180,18 @@ def test_a_study_whose_file_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     prompts_file(tmp_path, "tell me another story")
     with pytest.raises(ConfigError, match=r"the content of .*prompts\.jsonl has changed"):
         sweep_of(told, study, machine)
+
+
+def test_the_length_of_a_trace_tells_how_long_a_trial_takes(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        f'{{"timestamp": {20_000 * n}, "input_length": 100, "output_length": 9, "hash_ids": [{n}]}}' for n in range(6)
+    ]
+    path.write_text("\n".join(rows))
+    load = LoadSection.model_validate({"trace": str(path), "trace_speed": 2})
+    document = workload_document(load, 1)
+    assert document["trace_s"] == pytest.approx(50)
+    told = config(load__requests=None)
+    assert first_guess_s(told, document["trace_s"]) > first_guess_s(told)
+    assert workload_notes(document, moe=True)
+    assert not workload_notes(document, moe=False)
