@@ -148,7 +148,7 @@ def test_a_sweep_on_a_real_vllm(tmp_path: Path) -> None:
         assert measured["server"]["max_concurrency"] > 0
 
     # Every file is there, and the tables say the same.
-    for name in [*STUDY_FILES, "workload.json", "best_config.yaml"]:
+    for name in [*STUDY_FILES, "best_config.yaml"]:
         assert (study / name).stat().st_size > 0, name
     table = pd.read_csv(study / "trials.csv")
     assert list(table["state"])[:4] == ["complete", "infeasible", "interrupted", "complete"]

@@ -45,7 +45,7 @@ RATES: Mapping[str, Metric] = {
         "maximize",
         lambda level, gpus: None if level.output_tps is None else level.output_tps / gpus,
     ),
-    "rate_rps": Metric("highest rate under the SLOs", "req/s", "maximize", lambda level, _: level.rate_rps),
+    "rate_rps": Metric("sustained request rate", "req/s", "maximize", lambda level, _: level.rate_rps),
 }
 
 

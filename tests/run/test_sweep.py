@@ -82,7 +82,7 @@ def test_a_study_from_its_space_to_its_report(tmp_path: Path) -> None:
     states = [outcome["measured"]["state"] for outcome in outcomes(study)]
     assert states == ["complete", "infeasible", "complete"]
     assert outcomes(study)[1]["measured"]["failure"]["kind"] == "oom_free_memory_lt_requested"
-    for name in [*STUDY_FILES, "workload.json"]:
+    for name in STUDY_FILES:
         assert (study / name).stat().st_size > 0, name
     table = pd.read_csv(study / "trials.csv")
     assert list(table["trial"]) == [0, 1, 2]

@@ -121,7 +121,7 @@ def test_the_highest_rate_under_the_slos():
     levels = _measured(_rate(4.0), _rate(8.0), _rate(6.5), _rate(10.0, ttft=0.6), _rate(9.0, stable=False))
     verdict = objective.judge(levels, None, 1)
     assert (verdict.value, verdict.level.level, verdict.slo_met) == (8.0, "r=8", True)
-    assert objective.words == "maximize highest rate under the SLOs with TTFT p99 <= 1 s"
+    assert objective.words == "maximize sustained request rate with TTFT p99 <= 1 s"
     grew = objective.judge(_measured(_rate(4.0, stable=False)), None, 1)
     assert (grew.value, grew.slo_met, grew.miss, grew.eligible) == (4.0, False, {}, False)
     assert _objective(maximize="output_tps", slo={"ttft_p99": "1s"}).judge(levels, None, 1).level.level == "r=9"
