@@ -138,13 +138,9 @@ class Wire:
                 return
             try:
                 await content.wait_eof()
-            finally:  # what came of an answer that was cut off is known as well
-                attempt.body = content.read_nowait() if content.exception() is None else _rest(content)
-
-
-def _rest(content: aiohttp.StreamReader) -> bytes:
-    """Return what came before a stream broke off."""
-    return b"".join(content._buffer)  # noqa: SLF001 - the public way raises the error instead
+            finally:
+                # The public way raises if the answer was cut off, and calls the parser again for each piece of it.
+                attempt.body = b"".join(content._buffer)  # noqa: SLF001
 
 
 def _body(target: Target, ask: Ask, prompt: Prompt, salt: str) -> dict[str, Any]:
