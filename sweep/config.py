@@ -232,7 +232,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     if isinstance(run, dict):
         run.setdefault("name", path.stem)
     _take_baseline_apart(data, document)
-    files = dict(_place_files(data.get("load"), path.absolute().parent, ("load",)))
+    files = dict(_place_files(data.get("load"), document, ("load",)))
     config = _validate(data, document)
     if files:
         _check_files(config, document, files)
@@ -244,35 +244,48 @@ def config_from_data(data: dict[str, Any], origin: Path) -> SweepConfig:
     return _validate(data, YamlFile(origin, data, {}))
 
 
-def _place_files(load: Any, folder: Path, key: KeyPath) -> Iterator[tuple[str, KeyPath]]:
+def _place_files(load: Any, document: YamlFile, key: KeyPath) -> Iterator[tuple[str, KeyPath]]:
     """Make the names of files absolute, so that a study finds them wherever it is resumed. Yield each with its key."""
     if not isinstance(load, dict):
         return
     classes = load.get("mix")
     for index, each in enumerate(classes if isinstance(classes, list) else []):
-        yield from _place_files(each, folder, (*key, "mix", index))
-    for holder, name, place in ((load, "trace", key), (load.get("prompt"), "file", (*key, "prompt"))):
+        yield from _place_files(each, document, (*key, "mix", index))
+    for holder, name, place in (
+        (load, "trace", (*key, "trace")),
+        (load.get("prompt"), "file", (*key, "prompt", "file")),
+    ):
         if isinstance(holder, dict) and isinstance(holder.get(name), str):
-            holder[name] = str(folder / Path(holder[name]).expanduser())
-            yield holder[name], (*place, name)
+            try:
+                holder[name] = str(document.path.absolute().parent / Path(holder[name]).expanduser())
+            except RuntimeError:
+                raise ConfigError(
+                    f"{document.where(place)}: {_dotted(place)}: {holder[name]}: no such user; write the path out"
+                ) from None
+            yield holder[name], place
 
 
 def _check_files(config: SweepConfig, document: YamlFile, files: Mapping[str, KeyPath]) -> None:
     try:
         plan = Plan(config.load, config.search.seed)
     except ConfigError as error:
-        key = next((key for path, key in files.items() if str(error).startswith(path)), ("load",))
+        key = _key_of(str(error), files)
         raise ConfigError(f"{document.where(key)}: {_dotted(key)}: {error}") from None
-    key = next(iter(files.values()))
     limit = _max_model_len(config)
     if limit is not None and (rows := plan.too_long(limit)):
+        key = _key_of(rows[0], files)
         raise ConfigError(
-            f"{document.where(key)}: {_dotted(key)}: {rows:,} rows need more than serve.args.max-model-len {limit};"
-            " raise that, or leave them out of the file"
+            f"{document.where(key)}: {_dotted(key)}: {len(rows):,} rows need more than serve.args.max-model-len"
+            f" {limit}, the first is {rows[0]}; raise that, or leave them out of the file"
         )
     if plan.synthetic:
+        key = next(iter(files.values()))
         for problem in _speculation_problems(config, _dotted(key)):
             raise ConfigError(f"{document.where(key)}: {problem}")
+
+
+def _key_of(place: str, files: Mapping[str, KeyPath]) -> KeyPath:
+    return next((key for path, key in files.items() if place.startswith((f"{path}:", f"{path},"))), ("load",))
 
 
 def _dotted(key: KeyPath) -> str:

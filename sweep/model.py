@@ -92,14 +92,15 @@ class RequestRecord:
     """One request as the load client saw it. All stamps are `perf_counter_ns`; everything else is derived from them.
 
     chunks: (received at, number of tokens), one for each event that carried at least one token, in order of arrival.
-    status: "ok", or the class of what went wrong: connect, http_<code>, inband_error, truncated, timeout_ttft,
-    timeout_stall, length_mismatch, empty, cancelled (cut off by the end of the run; neither a success nor a failure).
+    status: "ok", or the class of what went wrong: unsendable, connect, http_<code>, inband_error, truncated,
+    timeout_ttft, timeout_stall, length_mismatch, empty, cancelled (cut off by the end of the run; neither a success nor
+    a failure).
     """
 
     request_id: str
     counted: bool  # False: warm-up, or load that is kept up while the counted requests end
     t_sched_ns: int | None  # when the open loop's schedule wanted it sent; None in a closed loop
-    t_start_ns: int  # when the client took it up: its slot was free, or its time had come
+    t_start_ns: int  # its slot was free (the answer before had come), or the client took it up at its time
     t_send_ns: int | None  # first byte written, on a connection already made
     t_headers_ns: int | None
     t_end_ns: int
@@ -141,8 +142,9 @@ class LoadRun:
     drained: bool = False  # what was under way at the end came to its end too, so every token was received
     # Why the judge ended the level before its time: what was asked of it is certain.
     verdict: Literal["pass", "fail", "unstable"] | None = None
-    # Why the load stopped before all counted requests had their turn: no stream moved, or request after request failed.
-    ended_early: Literal["stalled", "failing"] | None = None
+    # Why the load stopped before all counted requests had their turn: no stream moved, request after request failed, or
+    # the client could not send as fast as it should.
+    ended_early: Literal["stalled", "failing", "behind"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

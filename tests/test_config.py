@@ -193,13 +193,37 @@ def test_files_are_found_from_the_space_s_folder_and_read_at_once(tmp_path: Path
     assert config_from_data(config.model_dump(mode="json"), Path("config.yaml")) == config
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("~nosuchuser/x.jsonl", "~nosuchuser/x.jsonl: no such user"),
+        ('"a\\0b"', "no name that a file can have"),
+        ("x" * 300, "cannot be read: File name too long"),
+    ],
+)
+def test_names_that_no_file_has_are_placed(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"space\.yaml:11: load\.prompt\.file: .*{words}"):
+        load(tmp_path, GOOD.replace("prompt: {tokens: 100}", f"prompt: {{file: {name}}}"))
+
+
+def test_the_file_with_rows_that_are_too_long_is_named(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text(ROWS)
+    (tmp_path / "p.jsonl").write_text(ROWS + '\n{"prompt": "d", "output_tokens": 1024}\n')
+    two = "mix: [{name: b, share: 1, prompt: {file: p}, output: {}},\n"
+    two += "    {name: a, share: 1, prompt: {file: p.jsonl}, output: {}}]"
+    with pytest.raises(ConfigError, match=r":12: load\.mix\.1\.prompt\.file: 1 rows need .*p\.jsonl:4; raise"):
+        load(tmp_path, GOOD.replace("prompt: {tokens: 100}", two))
+
+
 def test_a_trace_is_checked_against_what_the_server_accepts(tmp_path: Path) -> None:
     traced = re.sub(r"  concurrency: 8\n.*\n.*\n  requests: 50", "  trace: t.jsonl", GOOD)
     file = tmp_path / "t.jsonl"
     file.write_text('{"timestamp": 0, "input_length": 1000, "output_length": 24}\n')
     assert load(tmp_path, traced).load.trace == str(file)
-    file.write_text('{"timestamp": 0, "input_length": 1000, "output_length": 25}\n')
-    with pytest.raises(ConfigError, match=r":10: load\.trace: 1 rows need more than serve\.args\.max-model-len 1024"):
+    file.write_text('\n\n{"timestamp": 0, "input_length": 1000, "output_length": 25}\n')
+    with pytest.raises(
+        ConfigError, match=r":10: load\.trace: 1 rows need more than serve\.args\.max-model-len 1024, .*jsonl:3"
+    ):
         load(tmp_path, traced)
     with pytest.raises(ConfigError, match="random tokens say nothing of speculative decoding"):
         load(tmp_path, traced.replace("max-model-len: 1024", "spec-method: ngram"))

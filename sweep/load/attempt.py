@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 from sweep.load.plan import Ask
 from sweep.load.prompts import Answer, Prompt
 from sweep.load.sse import Mark, Stream, read_stream
 from sweep.model import RequestRecord
+
+_QUOTE = 12  # characters in a row that are no accident
 
 
 @dataclass(slots=True, eq=False)
@@ -39,15 +42,17 @@ class Attempt:
         return bool(self.marks) and self.marks[-1][1] > 0
 
 
-def record(attempt: Attempt, *, vllm: bool, keep: bool = False) -> tuple[RequestRecord, Answer]:
+def record(
+    attempt: Attempt, *, vllm: bool, keep: bool = False, secret: str | None = None
+) -> tuple[RequestRecord, Answer]:
     """Decode what was received. vllm: an answer that is not to end by itself has exactly the length that was asked for.
 
-    keep: also return the answer, else an empty one. The attempt's bytes are given up.
+    keep: also return the answer, else an empty one. secret: must not be in the record. The bytes are given up.
     """
     ask = attempt.ask
     exact = vllm and not ask.natural
     stream = read_stream(attempt.body, attempt.marks, vllm=vllm, keep=keep)
-    status = attempt.status or _status(stream, ask.output_tokens if exact else None)
+    status = attempt.status or _status(stream, attempt, ask.output_tokens if exact else None)
     prompt_tokens = attempt.prompt.tokens
     if not attempt.prompt.exact and stream.prompt_tokens is not None:
         prompt_tokens = stream.prompt_tokens
@@ -66,7 +71,7 @@ def record(attempt: Attempt, *, vllm: bool, keep: bool = False) -> tuple[Request
         output_tokens=stream.tokens,
         status=status,
         finish_reason=stream.finish_reason,
-        error=attempt.error or stream.error or _why(status, stream, attempt),
+        error=discreet(attempt.error or stream.error or _why(status, stream, attempt), attempt.prompt, secret),
         token_count=stream.counts,
         kind=ask.kind,
         turn=ask.turn,
@@ -79,7 +84,25 @@ def record(attempt: Attempt, *, vllm: bool, keep: bool = False) -> tuple[Request
     return found, Answer(stream.ids, stream.text)
 
 
-def _status(stream: Stream, requested: int | None) -> str:
+def discreet(words: str | None, prompt: Prompt, secret: str | None) -> str | None:
+    """Return a server's words without the key, and up to where they quote the prompt, as complaints often do."""
+    if words is None:
+        return None
+    words = words.replace(secret, "***") if secret else words
+    if _is_ids(prompt):
+        return words
+    text = prompt.content if isinstance(prompt.content, str) else json.dumps(prompt.content, ensure_ascii=False)
+    text = " ".join(text.split())
+    length = min(_QUOTE, max(len(text), 4))
+    at = next((i for i in range(len(words) - length + 1) if words[i : i + length] in text), None)
+    return words if at is None else f"{words[:at].rstrip()} [...]"
+
+
+def _is_ids(prompt: Prompt) -> bool:
+    return isinstance(prompt.content, list) and not isinstance(prompt.content[0], dict)
+
+
+def _status(stream: Stream, attempt: Attempt, requested: int | None) -> str:
     """Class of a stream that ended by itself; requested: its length, where that was to be exact."""
     if stream.error is not None:
         return "inband_error"
@@ -90,11 +113,15 @@ def _status(stream: Stream, requested: int | None) -> str:
     reported = stream.completion_tokens
     if reported not in {None, stream.tokens} or (requested is not None and stream.tokens != requested):
         return "length_mismatch"
+    if attempt.prompt.exact and stream.prompt_tokens not in {None, attempt.prompt.tokens}:
+        return "length_mismatch"  # the server took another prompt than it was sent
     return "ok"
 
 
 def _why(status: str, stream: Stream, attempt: Attempt) -> str | None:
     if status == "length_mismatch":
+        if attempt.prompt.exact and stream.prompt_tokens not in {None, attempt.prompt.tokens}:
+            return f"a prompt of {attempt.prompt.tokens} tokens was sent, and the usage says {stream.prompt_tokens}"
         return (
             f"{attempt.ask.output_tokens} tokens were asked for, {stream.tokens} came,"
             f" and the usage says {stream.completion_tokens}"

@@ -22,6 +22,7 @@ from sweep.model import RequestRecord
 __all__ = ["Judge", "Tally", "Target", "Warmup", "complete_once", "probe", "run_level", "served_models"]
 
 _QUICK_TIMEOUT_S = 10.0
+_ANSWER_TIMEOUT_S = 120.0
 
 
 async def served_models(target: Target) -> list[str]:
@@ -31,7 +32,9 @@ async def served_models(target: Target) -> list[str]:
             async with session.get(target.url("/v1/models")) as response:
                 body = await response.read()
                 if response.status != 200:
-                    raise ValueError(f"HTTP {response.status}: {words_of(body)}")
+                    words = words_of(body)
+                    words = words.replace(target.api_key, "***") if target.api_key else words
+                    raise ValueError(f"HTTP {response.status}: {words}")
                 return [str(card["id"]) for card in json.loads(body)["data"]]
         except aiohttp.ClientError as error:
             raise ConnectionError(error_words(str(error))) from error
@@ -39,7 +42,9 @@ async def served_models(target: Target) -> list[str]:
             raise ValueError("the answer is no list of models") from error
 
 
-async def complete_once(target: Target, prompt: list[int] | str, max_tokens: int) -> RequestRecord:
+async def complete_once(
+    target: Target, prompt: list[int] | str, max_tokens: int, timeout_s: float = _ANSWER_TIMEOUT_S
+) -> RequestRecord:
     """Run one real completion: only its answer proves that a server is ready."""
     tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
     attempt = Attempt(
@@ -65,9 +70,13 @@ async def complete_once(target: Target, prompt: list[int] | str, max_tokens: int
         t_start_ns=time.perf_counter_ns(),
     )
     async with open_wire(target, StampClock(), Meter(), salt=attempt.request_id) as wire:
-        await wire.send(attempt)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await wire.send(attempt)
+        except TimeoutError:
+            attempt.status, attempt.error = "timeout_ttft", f"no answer within {timeout_s:g} s"
     attempt.t_end_ns = time.perf_counter_ns()
-    return record(attempt, vllm=target.vllm)[0]
+    return record(attempt, vllm=target.vllm, secret=target.api_key)[0]
 
 
 async def probe(target: Target, ids: list[int], text: str, max_tokens: int) -> tuple[Target, RequestRecord]:

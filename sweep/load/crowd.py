@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from types import TracebackType
@@ -14,6 +15,7 @@ from sweep.errors import MachineError
 from sweep.load.messages import Command, Progress, Ready, Result, Setup
 
 _LEAVE_S = 5.0
+_SILENT_S = 120.0  # a process tells every second how far it is, and is silent only while it puts its records together
 
 
 class Crowd:
@@ -28,6 +30,7 @@ class Crowd:
         self._processes: list[Process] = []
         self._readers: list[asyncio.Task[None]] = []
         self._ready = 0
+        self._heard = [time.monotonic() for _ in setups]
         self._changed = asyncio.Event()
         self._dead: str | None = None
 
@@ -69,8 +72,14 @@ class Crowd:
 
     async def news(self, timeout_s: float | None) -> bool:
         """Wait for a message of any process; False if the time ran out. Raises MachineError if a process died."""
+        patience_s = _SILENT_S if timeout_s is None else timeout_s
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            await asyncio.wait_for(self._changed.wait(), patience_s)
+        quietest_s = time.monotonic() - min(self._heard)
+        if self._ready == len(self._setups) and quietest_s > _SILENT_S and None in self.results:
+            raise MachineError(
+                f"a process of the load client has not been heard of for {quietest_s:.0f} s: was it stopped?"
+            )
         news = self._changed.is_set()
         self._changed.clear()
         for reader in self._readers:
@@ -92,13 +101,15 @@ class Crowd:
     async def _listen(self, number: int, process: Process) -> None:
         assert process.stdout is not None
         while (message := await receive(process.stdout)) is not None:
+            self._heard[number] = time.monotonic()
             self._take(number, message)
             self._changed.set()
         if self.results[number] is None:
             code = await process.wait()
-            self._dead = (
-                f"a process of the load client died (exit code {code}); its last words stand above or in worker.log."
-                " A killed one points to the host's memory: ask for fewer or shorter requests."
+            self._dead = f"a process of the load client died (exit code {code}). " + (
+                "A killed one points to the host's memory: ask for fewer or shorter requests."
+                if code < 0
+                else "Its last words stand above, or in the trial's worker.log."
             )
 
     def _take(self, number: int, message: Any) -> None:

@@ -6,12 +6,15 @@ import codecs
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from sweep.errors import ConfigError
+from sweep.load.shapes import unsendable
 from sweep.text import printable, shortened
 
 Content: TypeAlias = str | list[int] | list[dict[str, Any]]
@@ -23,6 +26,7 @@ _CHUNK_BYTES = 1 << 20
 _MAX_ENTRY_CHARS = 1 << 26
 _USER = frozenset({"human", "user"})
 _ASSISTANT = frozenset({"gpt", "assistant", "chatgpt", "bing", "bard", "model"})
+_BLANKS = re.compile(r"[ \t\r\n]*")
 _LENGTH_FIELDS = ("output_tokens", "max_tokens", "output_length")
 
 
@@ -44,12 +48,14 @@ class Row:
     """One conversation or request of a file.
 
     blocks: of a trace, the hash ids of its blocks of 512 tokens. history_tokens: in leading blocks of earlier rows.
+    place: in the file, behind its path: ":3" for a line, or ", entry 3".
     """
 
     turns: tuple[Turn, ...]
     at_s: float | None = None
     blocks: tuple[int, ...] = ()
     history_tokens: int = 0
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +121,15 @@ def _read(path: str, file_format: str, parse: Callable[[dict[str, Any]], Row | N
     digest = hashlib.sha256()
     for place, entry in _entries(path, file_format, _chunks(path, digest.update)):
         if not isinstance(entry, dict):
-            raise ConfigError(f"{place}: is no JSON object")
+            raise ConfigError(f"{path}{place}: is no JSON object")
         try:
             row = parse(entry)
         except _RowError as error:
-            raise ConfigError(f"{place}: {error}") from None
+            raise ConfigError(f"{path}{place}: {error}") from None
         if row is None:
             skipped += 1
         else:
-            rows.append(row)
+            rows.append(replace(row, place=place))
     if not rows:
         why = f"none of its {skipped} conversations begins with the user and has what is needed" if skipped else "empty"
         raise ConfigError(f"{path}: no prompts: {why}")
@@ -132,9 +138,9 @@ def _read(path: str, file_format: str, parse: Callable[[dict[str, Any]], Row | N
 
 def _chunks(path: str, see: Callable[[bytes], None]) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    if Path(path).exists() and not Path(path).is_file():
-        raise ConfigError(f"{path}: not a file")
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise ConfigError(f"{path}: not a file")
         with Path(path).open("rb") as file:
             while data := file.read(_CHUNK_BYTES):
                 see(data)
@@ -146,68 +152,81 @@ def _chunks(path: str, see: Callable[[bytes], None]) -> Iterator[str]:
         raise ConfigError(f"{path}: not UTF-8 text; save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:  # a NUL in it, or half of a character
+        raise ConfigError(f"{path}: no name that a file can have") from None
 
 
 def _entries(path: str, file_format: str, chunks: Iterator[str]) -> Iterator[tuple[str, Any]]:
     """Yield each row with its place in the file: the entries of a JSON array, or a JSON object for each line."""
     text = ""
+    blank_lines = 0
     while not text and (chunk := next(chunks, None)) is not None:
         text = chunk.lstrip()
+        blank_lines += chunk.count("\n", 0, len(chunk) - len(text))
     if not text:
         raise ConfigError(f"{path}: the file is empty")
     if text[0] not in "[{":
         raise ConfigError(f"{path}: neither a JSON array nor a JSON object for each line")
     if text[0] == "{":
-        yield from _lines(path, text, chunks)
+        for number, line in enumerate(_lines(chain([text], chunks)), blank_lines + 1):
+            if line.strip():
+                try:
+                    yield f":{number}", json.loads(line)
+                except (ValueError, RecursionError):
+                    raise ConfigError(f"{path}:{number}: not JSON; each line must hold one object") from None
     elif file_format == "jsonl":
         raise ConfigError(f"{path}: a JSON array, where each line should hold one object; `jq -c '.[]'` makes it so")
     else:
         yield from _array(path, text[1:], chunks)
 
 
-def _lines(path: str, text: str, chunks: Iterator[str]) -> Iterator[tuple[str, Any]]:
-    number = 0
-    last = False
-    while not last:
-        chunk = next(chunks, None)
-        last = chunk is None
-        *whole, text = [*(text + (chunk or "")).split("\n"), *([""] if last else [])]
+def _lines(chunks: Iterable[str]) -> Iterator[str]:
+    pending: list[str] = []  # joined once, since a line may be as long as many chunks
+    for chunk in chunks:
+        *whole, rest = chunk.split("\n")
         for line in whole:
-            number += 1
-            if line.strip():
-                place = f"{path}:{number}"
-                try:
-                    yield place, json.loads(line)
-                except (ValueError, RecursionError):
-                    raise ConfigError(f"{place}: not JSON; each line must hold one object") from None
+            yield "".join([*pending, line])
+            pending.clear()
+        pending.append(rest)
+    yield "".join(pending)
 
 
 def _array(path: str, text: str, chunks: Iterator[str]) -> Iterator[tuple[str, Any]]:
     """Decode one entry after the other, so that a file of gigabytes is never in memory as a whole."""
     decoder = json.JSONDecoder()
-    number, position = 1, 0
+    number, position, due = 1, 0, True  # due: an entry may come here, and no comma
     while True:
-        position += (
-            len(text) - position - len(text[position:].lstrip()) if text[position : position + 1].isspace() else 0
-        )
-        entry = None
-        if text[position : position + 1] == "]":
+        blanks = _BLANKS.match(text, position)
+        position = blanks.end() if blanks else position
+        mark = text[position : position + 1]
+        if mark == "]" and not (due and number > 1):
             break
-        if text[position : position + 1] == ",":
-            position += 1
+        if mark == "," and not due:
+            position, due = position + 1, True
             continue
+        if mark and (not due or mark in ",]"):
+            raise ConfigError(f"{path}, entry {number}: not JSON: a comma too few before it, or one too many")
         try:
             entry, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError):
-            chunk = next(chunks, None)
-            if chunk is None or len(text) - position > _MAX_ENTRY_CHARS:
+            rest = text[position:]
+            more = _more(chunks, len(rest))
+            if not more or len(rest) > _MAX_ENTRY_CHARS:
                 raise ConfigError(f"{path}, entry {number}: not JSON, or cut off") from None
-            text, position = text[position:] + chunk, 0
+            text, position = rest + more, 0
             continue
-        yield f"{path}, entry {number}", entry
-        number += 1
+        yield f", entry {number}", entry
+        number, due = number + 1, False
     if text[position + 1 :].strip() or any(chunk.strip() for chunk in chunks):
         raise ConfigError(f"{path}: something follows the JSON array")
+
+
+def _more(chunks: Iterator[str], held: int) -> str:
+    """Return as much as is held already, and a little more: what is long is then decoded again a few times only."""
+    parts: list[str] = []
+    while sum(map(len, parts)) <= held and (chunk := next(chunks, None)) is not None:
+        parts.append(chunk)
+    return "".join(parts)
 
 
 def _conversation(entry: dict[str, Any], most: int, *, needs_answers: bool) -> Row | None:
@@ -270,15 +289,17 @@ def _own_length(entry: dict[str, Any]) -> int | None:
 def _prompt(prompt: Any) -> str | list[int]:
     if isinstance(prompt, str) and prompt:
         return _sound(prompt)
-    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
+    if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 1 << 31 for token in prompt):
         return prompt
-    raise _RowError("`prompt` is neither text nor a list of token ids, or it is empty")
+    raise _RowError("`prompt` is neither text nor a list of token ids (0 to 2^31 - 1), or it is empty")
 
 
 def _messages(messages: Any) -> tuple[list[dict[str, Any]], int | None]:
     """Return the messages up to the recorded answer, and an estimate of its tokens."""
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
-        raise _RowError("`messages` is no list of messages with `role` and `content`")
+        raise _RowError("`messages` is no list of messages with `role` and `content`, text or a list of parts")
+    if problem := unsendable(messages):
+        raise _RowError(f"has {problem}")
     answer = None
     if messages and messages[-1]["role"] == "assistant":
         *messages, last = messages
@@ -291,16 +312,16 @@ def _messages(messages: Any) -> tuple[list[dict[str, Any]], int | None]:
 def _is_message(message: Any) -> bool:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return False
-    if isinstance(message.get("content"), str):
-        _sound(message["content"])
-        return True
-    return isinstance(message.get("content"), list)
+    content = message.get("content")
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(part, dict) for part in content)
+    return isinstance(content, str)
 
 
 def _traced(entry: dict[str, Any]) -> Row:
     at_ms = entry.get("timestamp")
-    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < math.inf:
-        raise _RowError(f"wants `timestamp`, in milliseconds and not negative{_keys(entry)}")
+    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < 1 << 63:
+        raise _RowError(f"wants `timestamp`, in milliseconds, not negative and below 2^63{_keys(entry)}")
     if "input_length" not in entry:
         return replace(_request(entry, needs_answer=True), at_s=at_ms / 1000)
     tokens, answer = _whole(entry, "input_length", 1), _whole(entry, "output_length", 1)
@@ -320,10 +341,8 @@ def _whole(entry: dict[str, Any], name: str, least: int) -> int:
 
 
 def _sound(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise _RowError("has half of a character (a lone surrogate), which no server takes") from None
+    if problem := unsendable(text):
+        raise _RowError(f"has {problem}")
     return text
 
 

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from sweep.section import Section
 
+MAX_TOKENS = 10_000_000  # far beyond every context, and small enough for whatever is computed from it
 _TAIL_STDS = 4  # of a hundred thousand normal lengths three lie further out
 
 
@@ -19,10 +20,10 @@ class Lengths(Section):
     logarithm has the variance v = ln(1 + (std / mean)^2) and the mean ln(mean) - v / 2.
     """
 
-    mean: float = Field(ge=1)
-    std: float = Field(ge=0)
-    min: int = Field(default=1, ge=1, strict=True)
-    max: int | None = Field(default=None, ge=1, strict=True, description="mean + 4 std unless given")
+    mean: float = Field(ge=1, le=MAX_TOKENS)
+    std: float = Field(ge=0, le=MAX_TOKENS)
+    min: int = Field(default=1, ge=1, le=MAX_TOKENS, strict=True)
+    max: int | None = Field(default=None, ge=1, le=MAX_TOKENS, strict=True, description="mean + 4 std unless given")
     distribution: Literal["normal", "lognormal"] = "normal"
 
     @model_validator(mode="after")
@@ -50,7 +51,7 @@ def _form(value: Any) -> str:
 
 
 Length: TypeAlias = Annotated[
-    Annotated[int, Field(ge=1, strict=True), Tag("(number)")] | Annotated[Lengths, Tag("(mapping)")],
+    Annotated[int, Field(ge=1, le=MAX_TOKENS, strict=True), Tag("(number)")] | Annotated[Lengths, Tag("(mapping)")],
     Discriminator(_form),
 ]
 

@@ -105,6 +105,7 @@ async def run_level(
                 bin_s=bin_s,
                 requests=None if window_ns is not None else _share(load.requests, index, count),
                 misses=misses,
+                secret=target.api_key,
             ),
             target,
             salt,
@@ -179,7 +180,7 @@ class _Conductor:
         return self._put_together(results, end_ns, steady=steady)
 
     @property
-    def _ended_early(self) -> Literal["stalled", "failing"] | None:
+    def _ended_early(self) -> Literal["stalled", "failing", "behind"] | None:
         return next((p.ended_early for p in self._crowd.progress if p.ended_early), None)
 
     async def _warm_up(self) -> bool:

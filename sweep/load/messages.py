@@ -31,6 +31,7 @@ class Orders:
     bin_s: float
     requests: int | None
     misses: Callable[[RequestRecord], Mapping[str, bool]] | None = None
+    secret: str | None = None  # the API key, so that no server's words carry it on
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Progress:
     judged: dict[str, tuple[int, int]] = field(default_factory=dict)
     last_counted_end_ns: int = 0
     done: bool = False  # everything that it counts has been counted and has ended
-    ended_early: Literal["stalled", "failing"] | None = None
+    ended_early: Literal["stalled", "failing", "behind"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,13 +128,21 @@ class Plan:
             for path, (left, kept) in skipped.items()
         ]
 
-    def too_long(self, limit_tokens: int) -> int:
-        """Return how many rows are sure to be longer than a limit: those of which the tokens are known exactly."""
-        return sum(
-            row.turns[0].exact and row.turns[0].tokens + self._answer_tokens(row.turns[0], name) > limit_tokens
+    def too_long(self, limit_tokens: int) -> list[str]:
+        """Return the places of the rows that are sure to be longer than a limit.
+
+        Of text the tokens are only estimated; it has one at least.
+        """
+        places = (
+            f"{data.path}{row.place}"
             for name, data in self._datasets.items()
             for row in data.rows
+            if any(
+                (turn.tokens if turn.exact else 1) + self._answer_tokens(turn, name) > limit_tokens
+                for turn in row.turns
+            )
         )
+        return list(dict.fromkeys(places))
 
     def _answer_tokens(self, turn: Turn, name: str | None) -> int:
         output = self.kinds[name].output

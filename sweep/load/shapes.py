@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
-from sweep.load.lengths import Length, longest, shortest, words
+from sweep.load.lengths import MAX_TOKENS, Length, longest, shortest, words
 from sweep.section import Section
 from sweep.slo import read_slo
 
@@ -19,12 +20,14 @@ _OWNED: Mapping[str, str] = {
     "model": "serve.model, or load.adapters",
     "prompt": "load.prompt",
     "messages": "load.prompt",
+    "prompt_embeds": "load.prompt",
+    "truncate_prompt_tokens": "load.prompt.tokens",
     "max_tokens": "load.output.tokens",
     "max_completion_tokens": "load.output.tokens",
     "min_tokens": "load.output.natural",
     "ignore_eos": "load.output.natural",
     **dict.fromkeys(("stream", "stream_options", "n", "best_of", "echo", "use_beam_search"), ""),
-    **dict.fromkeys(("cache_salt", "return_token_ids", "request_id"), ""),
+    **dict.fromkeys(("cache_salt", "return_token_ids", "request_id", "stream_interval"), ""),
 }
 _CHAT_ONLY = frozenset(
     {
@@ -40,11 +43,30 @@ _CHAT_ONLY = frozenset(
     }
 )
 # With these an answer ends where it ends, so its length cannot be held.
-_ENDS_ANSWERS = frozenset({"response_format", "stop", "stop_token_ids", "structured_outputs", "tools"})
+_ENDS_ANSWERS = frozenset(
+    {"repetition_detection", "response_format", "stop", "stop_token_ids", "structured_outputs", "tools"}
+)
+
+
+def unsendable(value: Any) -> str | None:
+    """Say what a value has that the body of a request, JSON in UTF-8, cannot hold; None where it can be sent."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "half of a character (a lone surrogate), which no server takes"
+    except ValueError:
+        return "a number that JSON does not know (NaN or infinity)"
+    except TypeError:
+        return "a value for which JSON has no form"
+    except RecursionError:
+        return "too many levels within each other"
+    return None
 
 
 def _is_free(fields: dict[str, Any]) -> dict[str, Any]:
-    for name in fields:
+    for name, value in fields.items():
+        if problem := unsendable(value):
+            raise ValueError(f"{name} has {problem}")
         if name in _OWNED:
             place = f"; it is set by {_OWNED[name]}" if _OWNED[name] else ""
             raise ValueError(f"{name} belongs to the load client, which plans and measures by it{place}")
@@ -62,7 +84,7 @@ class PromptShape(Section):
 
     tokens: Length | None = None
     shared_prefix: int = Field(default=0, ge=0, strict=True)
-    groups: int = Field(default=1, ge=1, strict=True)
+    groups: int = Field(default=1, ge=1, le=MAX_TOKENS, strict=True)
     file: str | None = None
     format: Literal["auto", "sharegpt", "jsonl"] = "auto"
 
@@ -120,11 +142,11 @@ class MixClass(Section):
     """One class of a mix. What it leaves out is as in `load`; `request` is laid over that of `load`."""
 
     name: str
-    share: float = Field(gt=0)
+    share: float = Field(gt=0, le=1_000_000)
     prompt: PromptShape | None = None
     output: OutputShape | None = None
     turns: int | None = Field(default=None, ge=1, le=256, strict=True)
-    think_s: float | None = Field(default=None, ge=0)
+    think_s: float | None = Field(default=None, ge=0, le=86_400)
     request: BodyFields = Field(default_factory=dict)
     adapters: tuple[str, ...] | None = None
     slo: dict[str, float] = Field(default_factory=dict)

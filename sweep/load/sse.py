@@ -127,10 +127,10 @@ def _take(stream: Stream, at: int, event: bytes, *, vllm: bool, keep: bool) -> N
 def _parsed(event: bytes) -> Any:
     try:
         return msgspec.json.decode(event)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         try:
             return json.loads(event)  # takes the NaN that a Python server may write
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
 

@@ -29,6 +29,8 @@ _FAILURE_PATIENCE_S = 5.0  # a server that refuses for a moment is alive
 _AWAKE_NS = 1_100_000
 _LONGEST_SLEEP_S = 0.05  # an arrival that waits must notice that the window is about to open
 _LAG_PERIOD_S = 0.05
+_BEHIND_NS = 5 * _NS  # who is so late for an arrival will not catch up
+_SHORT_BYTES = 4096  # an answer that is decoded at once: it takes no time, and may be a failure
 
 
 class Traffic:
@@ -53,6 +55,7 @@ class Traffic:
         self._next_due_ns = 0  # of an open loop
         self._active: dict[Attempt, asyncio.Timeout] = {}
         self._slots_done: set[int] = set()
+        self._freed_ns: dict[int, int] = {}  # slot -> when the latest answer's last byte arrived
         self._failures_in_a_row = 0
         self._last_success_ns = 0
         self._flight_since_ns = 0
@@ -110,8 +113,9 @@ class Traffic:
             warmup = self._open_ns is None or time.perf_counter_ns() < self._open_ns
             asks = self._orders.prompts.plan.conversation(self._taken[warmup] * of + first, warmup=warmup)
             self._taken[warmup] += 1
-            if not await self._conversation(asks, index, warmup=warmup):
+            if not await self._conversation(asks, index, warmup=warmup, ready_ns=self._freed_ns.get(index)):
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
+                self._freed_ns.pop(index, None)
 
     async def _arrivals(self) -> None:
         """Start each conversation when it is due, however many are still under way."""
@@ -126,7 +130,7 @@ class Traffic:
                     if not await self._until(due_ns, warmup=warmup):
                         break
                     asks = plan.conversation(number, warmup=warmup)
-                    group.create_task(self._conversation(asks, 0, warmup=warmup, due_ns=due_ns))
+                    group.create_task(self._conversation(asks, None, warmup=warmup, ready_ns=due_ns))
 
     async def _until(self, due_ns: int, *, warmup: bool) -> bool:
         """Wait for an arrival; False if it is not to be: the window opens before, or the load ends."""
@@ -135,16 +139,24 @@ class Traffic:
                 return False
             left_ns = due_ns - time.perf_counter_ns()
             if left_ns <= 0:
+                if left_ns < -_BEHIND_NS:
+                    self._end_early("behind")
+                await asyncio.sleep(0)  # whoever is late for every arrival must let the others have their turn
                 return True
             await asyncio.sleep(0 if left_ns < _AWAKE_NS else min((left_ns - _AWAKE_NS) / _NS, _LONGEST_SLEEP_S))
         return False
 
-    async def _conversation(self, asks: tuple[Ask, ...], slot: int, *, warmup: bool, due_ns: int | None = None) -> bool:
-        """Send one request after the other, each with what was said before it; True if nothing went wrong."""
+    async def _conversation(
+        self, asks: tuple[Ask, ...], slot: int | None, *, warmup: bool, ready_ns: int | None
+    ) -> bool:
+        """Send one request after the other, each with what was said before it; True if nothing went wrong.
+
+        slot: None in an open loop. ready_ns: when the first request is due, or when its slot was free; None for now.
+        """
         earlier: tuple[Prompt, Answer] | None = None
         for number, ask in enumerate(asks, start=1):
             last = number == len(asks)
-            attempt = await self._request(ask, slot, warmup=warmup, due_ns=due_ns, earlier=earlier, last=last)
+            attempt = await self._request(ask, slot, warmup=warmup, ready_ns=ready_ns, earlier=earlier, last=last)
             if attempt.status:
                 return False
             if not last:
@@ -155,7 +167,6 @@ class Traffic:
                 earlier = (attempt.prompt, answer)
                 ready_ns = attempt.t_end_ns + round(asks[number].think_s * _NS)
                 await asyncio.sleep((ready_ns - time.perf_counter_ns()) / _NS)
-                due_ns = None if due_ns is None else ready_ns
                 if self._ending:
                     return True
         return True
@@ -163,15 +174,15 @@ class Traffic:
     async def _request(
         self,
         ask: Ask,
-        slot: int,
+        slot: int | None,
         *,
         warmup: bool,
-        due_ns: int | None,
+        ready_ns: int | None,
         earlier: tuple[Prompt, Answer] | None,
         last: bool,
     ) -> Attempt:
         """Send one request and wait for its end."""
-        attempt = self._begin(ask, due_ns, earlier, warmup=warmup)
+        attempt = self._begin(ask, ready_ns, earlier, warmup=warmup)
         try:
             async with asyncio.timeout(self._orders.load.request_timeout_s) as limit:
                 self._active[attempt] = limit
@@ -187,9 +198,10 @@ class Traffic:
             self._end(attempt, slot, last=last)
         return attempt
 
-    def _begin(self, ask: Ask, due_ns: int | None, earlier: tuple[Prompt, Answer] | None, *, warmup: bool) -> Attempt:
+    def _begin(self, ask: Ask, ready_ns: int | None, earlier: tuple[Prompt, Answer] | None, *, warmup: bool) -> Attempt:
         now = time.perf_counter_ns()
-        counted = self._counts(now if due_ns is None else due_ns)
+        ready_ns = now if ready_ns is None else ready_ns
+        counted = self._counts(ready_ns)
         name = f"{self._orders.run_id}-{self._orders.share[0]}-{self._started}"
         prompt = self._orders.prompts.make(ask, warmup=warmup, earlier=earlier)
         history = earlier[0].tokens + len(earlier[1].ids) if earlier else ask.history_tokens
@@ -198,9 +210,9 @@ class Traffic:
             counted=counted,
             ask=ask,
             prompt=prompt,
-            t_start_ns=now,
+            t_start_ns=now if self._orders.slots is None else ready_ns,
             history_tokens=history,
-            t_sched_ns=due_ns,
+            t_sched_ns=ready_ns if self._orders.slots is None else None,
         )
         self._started += 1
         self._count_flight(now)
@@ -218,8 +230,11 @@ class Traffic:
             return self._progress.due < self._orders.requests
         return self._close_ns is None or due_ns < self._close_ns
 
-    def _end(self, attempt: Attempt, slot: int, *, last: bool) -> None:
+    def _end(self, attempt: Attempt, slot: int | None, *, last: bool) -> None:
         now = attempt.t_end_ns = time.perf_counter_ns()
+        if slot is not None and attempt.marks:
+            # A client that is late to see an answer lets the slot lie idle, which must not be hidden.
+            self._freed_ns[slot] = attempt.marks[-1][0]
         self._count_flight(now)
         self._active.pop(attempt, None)
         if self._ending and not self._active:
@@ -227,23 +242,32 @@ class Traffic:
         if attempt.counted:
             self._progress.open -= 1
             self._progress.last_counted_end_ns = now
+        if last and len(attempt.body) <= _SHORT_BYTES:
+            self._take_in(attempt)
+        elif last or attempt.status:
+            self._ended.append(attempt)
+            self._something_ended.set()
+        self._see(attempt, slot)
+        self._check_done()
+
+    def _see(self, attempt: Attempt, slot: int | None) -> None:
+        """Notice whether the server still answers: a request that is not known to have failed is a success."""
         if not attempt.status:
-            self._slots_done.add(slot)
+            self._slots_done.add(slot or 0)
             self._failures_in_a_row = 0
-            self._last_success_ns = now
+            self._last_success_ns = attempt.t_end_ns
         elif attempt.status != "cancelled":
             self._failures_in_a_row += 1
             many = max(_FEWEST_FAILURES, 2 * (self._orders.slots or 0))
-            if self._failures_in_a_row >= many and now - self._last_success_ns > _FAILURE_PATIENCE_S * _NS:
+            quiet_ns = attempt.t_end_ns - self._last_success_ns
+            if self._failures_in_a_row >= many and quiet_ns > _FAILURE_PATIENCE_S * _NS:
                 self._end_early("failing")
-        if last or attempt.status:
-            self._ended.append(attempt)
-            self._something_ended.set()
-        self._check_done()
 
     def _take_in(self, attempt: Attempt, *, keep: bool = False) -> tuple[RequestRecord, Answer]:
-        found, answer = record(attempt, vllm=self._orders.vllm, keep=keep)
+        found, answer = record(attempt, vllm=self._orders.vllm, keep=keep, secret=self._orders.secret)
         self.records.append(found)
+        if found.status != "ok":
+            attempt.status = found.status
         if self._orders.misses is not None and found.counted and found.status != "cancelled":
             for name, missed in self._orders.misses(found).items():
                 judged, failed = self._progress.judged.get(name, (0, 0))
@@ -263,7 +287,7 @@ class Traffic:
         if progress.done:
             self._report(progress)
 
-    def _end_early(self, why: Literal["stalled", "failing"]) -> None:
+    def _end_early(self, why: Literal["stalled", "failing", "behind"]) -> None:
         """Tell that it makes no sense to go on: the server is gone, hangs, or refuses everything."""
         if self._progress.ended_early is None:
             self._progress.ended_early = why

@@ -72,6 +72,9 @@ class _Handler(ResponseHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.exception() is not None and self._payload is not None and not self._payload.is_eof():
+            # What broke off is no HTTP; aiohttp tells its own reader, but not one who waits for the end.
+            self._payload.set_exception(aiohttp.ClientPayloadError("the answer is no HTTP"))
         at = self.sock.received_ns or time.perf_counter_ns()
         if self._payload is not None:
             self.marks.append((at, self._payload.total_bytes, self.sock.waited_ns))
@@ -114,17 +117,25 @@ class Wire:
 
     async def send(self, attempt: Attempt) -> None:
         """Send a request and take in its answer. What goes wrong becomes the attempt's status."""
-        body = msgspec.json.encode(_body(self.target, attempt.ask, attempt.prompt, self._salt))
-        task = asyncio.current_task()
+        task, began_ns = asyncio.current_task(), time.perf_counter_ns()
+        try:
+            body = msgspec.json.encode(_body(self.target, attempt.ask, attempt.prompt, self._salt))
+        except ValueError as error:
+            attempt.status, attempt.error = "unsendable", f"{type(error).__name__}: the request is no JSON in UTF-8"
+            return
         try:
             await self._exchange(attempt, body, task)
         except (aiohttp.ClientError, OSError) as error:
-            attempt.status = attempt.status or ("truncated" if attempt.t_headers_ns else "connect")
+            attempt.status = attempt.status or ("truncated" if self._was_answered(task) else "connect")
             attempt.error = attempt.error or error_words(f"{type(error).__name__}: {error}")
         finally:
             handler = self._connector.given.pop(task, None)
-            if handler is not None and handler.sock.sent_ns >= attempt.t_start_ns:  # else nothing was sent in this turn
+            if handler is not None and handler.sock.sent_ns >= began_ns:  # else nothing was sent in this turn
                 attempt.t_send_ns = handler.sock.sent_ns
+
+    def _was_answered(self, task: asyncio.Task[Any] | None) -> bool:
+        handler = self._connector.given.get(task)
+        return handler is not None and handler.sock.received_ns > handler.sock.sent_ns > 0
 
     async def _exchange(self, attempt: Attempt, body: bytes, task: asyncio.Task[Any] | None) -> None:
         headers = {"X-Request-Id": attempt.request_id}

@@ -11,6 +11,8 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, mod
 from sweep.load.shapes import BodyFields, Kind, MixClass, OutputShape, PromptShape, field_problems
 from sweep.section import Section
 
+_MOST = 100_000  # conversations in flight, or requests a second: more than a machine's ports and clients can give
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -29,8 +31,8 @@ class Ramp(Section):
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
-    from_rps: float = Field(alias="from", gt=0)
-    to_rps: float = Field(alias="to", gt=0)
+    from_rps: float = Field(alias="from", gt=0, le=_MOST)
+    to_rps: float = Field(alias="to", gt=0, le=_MOST)
 
 
 def _form(value: Any) -> str:
@@ -63,7 +65,7 @@ class LoadSection(Section):
     prompt: PromptShape | None = None
     output: OutputShape | None = None
     turns: int = Field(default=1, ge=1, le=256, strict=True)
-    think_s: float = Field(default=0.0, ge=0)
+    think_s: float = Field(default=0.0, ge=0, le=86_400)
     mix: tuple[MixClass, ...] = ()
     request: BodyFields = Field(default_factory=dict)
     adapters: tuple[str, ...] = ()
@@ -88,7 +90,19 @@ class LoadSection(Section):
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int | float) and number <= 0:
                 raise ValueError(f"{number} is not above 0")
+            if isinstance(number, int | float) and number > _MOST:
+                raise ValueError(f"a level is above {_MOST:,}, which no client can make")
         return value
+
+    @field_validator("rate")
+    @classmethod
+    def _ascends(cls, rate: Any) -> Any:
+        if isinstance(rate, list) and rate != sorted(rate):
+            raise ValueError(
+                "the rates must ascend: they run in this order, and one that the server cannot keep up with ends a"
+                f" trial's later levels; write {', '.join(f'{each:g}' for each in sorted(rate))}"
+            )
+        return rate
 
     @model_validator(mode="after")
     def _is_one_load(self) -> Self:

@@ -23,7 +23,11 @@ _COUNT_TOLERANCE_FRAC = 0.005
 _HIT_TOLERANCE_FRAC = 0.02  # of the prompt tokens
 _BUSY_FRAC = 0.7  # of a core
 _LAGGING_S = 0.002
-_ENDINGS = {"stalled": "no stream brought a byte any more", "failing": "request after request failed"}
+_ENDINGS = {
+    "stalled": "no stream brought a byte any more",
+    "failing": "request after request failed",
+    "behind": "the client could not send as fast as was asked for",
+}
 
 
 @dataclass(frozen=True, slots=True)

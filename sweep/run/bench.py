@@ -9,6 +9,7 @@ import os
 import secrets
 import sys
 from typing import Any
+from urllib.parse import urlsplit
 
 from sweep.errors import ConfigError, NoAnswerError
 from sweep.load.client import Target, probe, served_models
@@ -32,7 +33,7 @@ def run_bench(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code. Raises ConfigError for what is wrong with the arguments."""
     task = read_task(args)
     key = _api_key(args.api_key_env)
-    targets = [Target(url, args.model, key, task.load.endpoint) for url in args.base_url]
+    targets = [Target(_checked(url), args.model, key, task.load.endpoint) for url in args.base_url]
     for target in targets:  # before the first is measured, or a typing error in the second would cost its result
         asyncio.run(_check_model(target))
     docs = [doc for target in targets for doc in asyncio.run(bench(target, task))]
@@ -81,6 +82,8 @@ async def _adapted(target: Target) -> tuple[Target, int | None]:
     for size in _VOCABULARIES:
         low, end = id_range(size)
         found, record = await probe(target, [low, end - 1] * 4, _PROBE_TEXT, _PROBE_TOKENS)
+        if record.status.startswith("timeout"):
+            raise NoAnswerError(f"--base-url {target.base_url}: a first short completion got {record.error}")
         if found.vllm and record.status == "ok":
             return found, size
     return found, None
@@ -97,6 +100,15 @@ async def _check_model(target: Target) -> None:
         raise ConfigError(
             f"--model {target.model}: {target.base_url} serves {', '.join(names) or 'nothing'}; take a name from these"
         )
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(f"--base-url {url}: expected an address such as http://127.0.0.1:8000")
+    if parts.username or parts.password:
+        raise ConfigError("--base-url: leave user and password out of the address; --api-key-env takes a key")
+    return url
 
 
 def _api_key(variable: str | None) -> str | None:

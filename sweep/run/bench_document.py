@@ -9,7 +9,7 @@ from typing import Any
 from sweep.load.client import Target
 from sweep.measure.parity import whole_run
 from sweep.model import ClientStats, Dist, KindStats, LevelStats, LoadRun
-from sweep.search.objectives import dist_of, value_of
+from sweep.search.objectives import Objective, dist_of, value_of
 from sweep.text import number, printable, quantity, slo_label
 
 _LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s", "icl_s")
@@ -122,7 +122,7 @@ def _judged(stats: LevelStats, name: str, limit_s: float) -> dict[str, Any]:
     return {
         "limit_ms": 1000 * limit_s,
         "value_ms": _ms(value_s),
-        "met": value_s is not None and value_s <= limit_s,
+        "met": Objective(maximize="output_tps").with_limits({name: limit_s}).met(stats),
     }
 
 
@@ -142,6 +142,8 @@ def table(docs: Sequence[Mapping[str, Any]]) -> str:
     for name, doc in zip(names, docs, strict=True):
         failures = [f"{count} requests ended as {kind}" for kind, count in doc["errors"].items()]
         words = [f"the first of them: {printable(doc['first_error'])}"] if doc.get("first_error") else []
+        if not doc["client"]["valid"]:
+            lines.append(f"INVALID, {name}: do not trust these figures; the notes say why")
         lines += [f"note, {name}: {reason}" for reason in (*doc["client"]["reasons"], *failures, *words)]
     return "\n".join(lines)
 

@@ -183,17 +183,32 @@ class Objective(Section):
         """Return measured / limit for every SLO that the level can be judged by; above 1 is a miss.
 
         Latencies are of requests that succeeded, of the class that the SLO names. Where more failed than a percentile
-        leaves out, its SLO is missed. A level of answers with one token has no TPOT and meets every limit on it.
+        leaves out, its SLO is missed, whatever the others needed.
         """
         ratios = {}
         for name, limit_s in self.slo.items():
             part, dist = _part(level, name), dist_of(level, name)
-            if part is None or dist is None:
+            if part is None:
                 continue
             failed_frac = part.failed / (part.failed + part.completed) if part.failed else 0.0
-            ratio = value_of(dist, name) / limit_s
-            ratios[name] = max(ratio, 1 + failed_frac) if failed_frac > TAIL_FRAC[split_slo(name)[2]] else ratio
+            if dist is not None:
+                ratios[name] = value_of(dist, name) / limit_s
+            if failed_frac > TAIL_FRAC[split_slo(name)[2]]:
+                ratios[name] = max(ratios.get(name, 0.0), 1 + failed_frac)
         return ratios
+
+    def _unknown(self, level: LevelStats) -> bool:
+        """Tell whether an SLO's latency was not measured at all, so that nobody knows whether it is met.
+
+        Answers of one token have no TPOT and no ITL, and meet every limit on them.
+        """
+        for name in self.slo:
+            part, vacuous = _part(level, name), split_slo(name)[1] in {"tpot", "itl"}
+            if part is None or part.completed + part.failed == 0:
+                return True
+            if part.completed and dist_of(level, name) is None and not vacuous:
+                return True
+        return False
 
     def judge(self, measured: Measured, baseline: Measured | None, gpus: int) -> Verdict:
         """Return what a trial is worth. Only a complete trial is worth anything; baseline: needed by a balance.
@@ -211,17 +226,19 @@ class Objective(Section):
         notes = [*_invalid_notes(measured), *self._doubts(level)]
         if value is None:
             notes.append("no baseline to compare with" if self.balance else f"{self.label} was not measured")
-        met = self._met(level) if self._limited else None
+        met = self.met(level) if self._limited else None
         return Verdict(level, value, met, {} if met else _misses(self.ratios(level)), "; ".join(notes) or None)
 
     @property
     def _limited(self) -> bool:
         return bool(self.slo) or self.maximize == "rate_rps"
 
-    def _met(self, level: LevelStats) -> bool:
+    def met(self, level: LevelStats) -> bool:
         """Tell whether a level met every SLO; what a judge was sure of while it ran counts more than percentiles."""
         if level.verdict in {"fail", "unstable"} or (self.maximize == "rate_rps" and level.stable is False):
             return False  # a rate whose queue grows cannot be kept
+        if self._unknown(level):
+            return False
         return level.verdict == "pass" or not _misses(self.ratios(level))
 
     def _choose(self, measured: Measured) -> LevelStats | None:
@@ -232,7 +249,7 @@ class Objective(Section):
         if not usable:
             return None
         usable.sort(key=_load)
-        met = [level for level in usable if self._met(level)]
+        met = [level for level in usable if self.met(level)]
         return met[-1] if met else min(usable, key=lambda level: max(self.ratios(level).values(), default=math.inf))
 
     def _value(self, level: LevelStats, baseline: Measured | None, gpus: int) -> float | None:

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sweep.errors import ConfigError
+from sweep.load.attempt import discreet
 from sweep.load.client import Target, Warmup, complete_once, probe, run_level, served_models
 from sweep.load.plan import Plan
-from sweep.load.prompts import PromptSource
+from sweep.load.prompts import Prompt, PromptSource
 from sweep.load.stamps import StampClock, StampedSocket, allow_open_files
 from sweep.load.workload import LoadSection
 from sweep.model import LoadRun
@@ -75,7 +77,7 @@ def test_a_closed_loop_counts_exactly_what_was_asked_for(tmp_path: Path, process
             assert record.t_start_ns >= run.window_start_ns
             assert (record.output_tokens, record.prompt_tokens) == (8, 32)
     # The load was kept up: until the window's end there were always four requests under way. Then it was drained.
-    ended = [r for r in run.records if r.t_end_ns >= run.window_end_ns and r.t_start_ns < run.window_end_ns]
+    ended = [r for r in run.records if r.t_end_ns >= run.window_end_ns > r.t_send_ns]
     assert 3 <= len(ended) <= 5
     assert run.drained
     assert set(statuses(run, counted=False)) == {"ok"}
@@ -260,3 +262,84 @@ def test_the_send_stamp_does_not_depend_on_how_a_long_body_is_written() -> None:
         assert sender.sent_ns > 0
     for sock in (left, right, sender):
         sock.close()
+
+
+def answering(reply: bytes) -> tuple[socket.socket, threading.Thread]:
+    """Serve one connection: read a request, write the reply, close."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            for part in reply.split(b"|"):
+                connection.sendall(part)
+                time.sleep(0.05)
+            connection.recv(1)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return listener, thread
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+EVENT = b'data: {"choices":[{"index":0,"text":"a","token_ids":[1],"finish_reason":null}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        (HEAD + b"%x\r\n%s\r\n|zz\r\nhello\r\n" % (len(EVENT), EVENT), "truncated"),
+        (HEAD + b"zz\r\nhello\r\n", "truncated"),
+        (HEAD + b"%x\r\n%s\r\n" % (2 * 10**5, b"data: " + b"[" * (2 * 10**5 - 6)) + b"0\r\n\r\n", "truncated"),
+    ],
+)
+def test_what_is_no_http_or_no_answer_ends_the_request(reply: bytes, status: str) -> None:
+    listener, _ = answering(reply)
+    with listener:
+        target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "m")
+        record = asyncio.run(complete_once(target, [1], 1, timeout_s=10))
+    assert record.status == status
+
+
+def test_a_server_that_never_answers_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "m")
+        record = asyncio.run(complete_once(target, [1], 1, timeout_s=0.3))
+    assert (record.status, record.error) == ("timeout_ttft", "no answer within 0.3 s")
+
+
+def test_a_servers_words_carry_neither_the_prompt_nor_the_key() -> None:
+    said = "bad input: my password is hunter2 and more; Authorization: Bearer sk-secret"
+    prompt = Prompt("please note: my password is hunter2 and more", 8, exact=False)
+    assert discreet(said, prompt, None) == "bad input [...]"
+    chat = Prompt([{"role": "user", "content": "my password is hunter2"}], 8, exact=False)
+    assert discreet(said, chat, None) == "bad input: [...]"
+    assert discreet("the key sk-secret is wrong", Prompt([1, 2], 2, exact=True), "sk-secret") == "the key *** is wrong"
+    assert discreet("too long: 9 tokens", prompt, None) == "too long: 9 tokens"
+
+
+def test_a_rate_that_the_client_cannot_send_ends_the_load(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path) as url:
+        begun = time.monotonic()
+        run = drive(url, concurrency=None, rate=50_000, requests=None, seconds=30, output={"tokens": 1})
+    assert run.ended_early == "behind"
+    assert time.monotonic() - begun < 60
+    assert not any("generator" in " ".join(child.cmdline()) for child in psutil.Process().children())
+
+
+def test_a_server_that_fails_politely_is_not_hammered(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path, FAKE_VLLM_FAULT="inband_error_every=1") as url:
+        run = drive(url, Warmup(30, 60, lambda _bins: True), requests=None, seconds=30)
+    assert run.ended_early == "failing"
+    assert len(run.records) < 4 * 12 * 10  # four slots, ten tries a second
+
+
+def test_a_slot_that_lay_idle_is_seen(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path) as url:
+        run = drive(url)
+    by_end = {r.chunks[-1][0]: r for r in run.records}
+    starts = [r.t_start_ns for r in run.records]
+    assert all(r.t_send_ns >= r.t_start_ns for r in run.records)
+    # All but the first four began when the answer before had come, not when the client got round to them.
+    assert sum(any(0 <= start - end < 5_000_000 for end in by_end) for start in starts) >= len(starts) - 4

@@ -33,6 +33,13 @@ def talk(*said: str) -> dict:
     return {"id": "x", "conversations": [{"from": names[i % 2], "value": value} for i, value in enumerate(said)]}
 
 
+def said(**message: object) -> str:
+    return json.dumps({"messages": [{"role": "user", "content": "hi"} | message], "output_tokens": 1})
+
+
+GOOD = json.dumps({"prompt": "a", "output_tokens": 1})
+
+
 def test_sharegpt_gives_the_user_s_turns_and_the_lengths_of_the_answers(tmp_path: Path) -> None:
     text = json.dumps([talk("q" * 8, "a" * 40, "r" * 12, "b" * 20), talk("s" * 4, "c")])
     one, many = prompts(tmp_path, text), prompts(tmp_path, text, turns=5)
@@ -125,6 +132,25 @@ def test_a_trace_may_bring_its_prompts(tmp_path: Path) -> None:
         (json.dumps({"prompt": PRIVATE, "output_tokens": 0}), "data.json:1", "`output_tokens` must be"),
         (json.dumps({"messages": [{"role": "user"}], "output_tokens": 1}), "data.json:1", "`role` and `content`"),
         (json.dumps({"messages": [], "output_tokens": 1}), "data.json:1", "none of the user"),
+        (said(content=[]), "data.json:1", "a list of parts"),
+        (said(content=["hi"]), "data.json:1", "a list of parts"),
+        (said(content=None), "data.json:1", "a list of parts"),
+        (said(content="\ud800"), "data.json:1", "half of a character"),
+        (said(name="\ud800"), "data.json:1", "half of a character"),
+        (said(content=[{"type": "text", "text": "\udfff"}]), "data.json:1", "half of a character"),
+        (said(content=[{"type": "text", "\ud800": 1}]), "data.json:1", "half of a character"),
+        (said(weight=float("nan")), "data.json:1", "a number that JSON does not know"),
+        (json.dumps({"prompt": "\ud800", "output_tokens": 1}), "data.json:1", "half of a character"),
+        (json.dumps({"prompt": [0, 1 << 31], "output_tokens": 1}), "data.json:1", "neither text nor"),
+        (" \n\n" + json.dumps({"prompt": PRIVATE}), "data.json:3", "give `output_tokens`"),
+        ("\n" * (1 << 20) + "\n\n1", "data.json", "neither a JSON array nor"),
+        ("\n" * (1 << 20) + '\n\n{"prompt": 1}', "data.json:1048579", "neither text nor"),
+        ("[," + GOOD + "]", "data.json, entry 1", "a comma too few before it, or one too many"),
+        ("[" + GOOD + ",,]", "data.json, entry 2", "a comma too few before it, or one too many"),
+        ("[" + GOOD + ",]", "data.json, entry 2", "a comma too few before it, or one too many"),
+        ("[" + GOOD + GOOD + "]", "data.json, entry 2", "a comma too few before it, or one too many"),
+        ("[" + GOOD + ", , " + GOOD + "]", "data.json, entry 2", "a comma too few before it, or one too many"),
+        ("[" + GOOD + ",", "data.json, entry 2", "cut off"),
     ],
 )
 def test_errors_name_file_row_and_fix_and_quote_no_text(
@@ -142,6 +168,8 @@ def test_errors_name_file_row_and_fix_and_quote_no_text(
     [
         ({"input_length": 1, "output_length": 1}, "timestamp"),
         ({"timestamp": -1, "input_length": 1, "output_length": 1}, "timestamp"),
+        ({"timestamp": int("9" * 401), "input_length": 1, "output_length": 1}, "timestamp"),
+        ({"timestamp": float("nan"), "input_length": 1, "output_length": 1}, "timestamp"),
         ({"timestamp": True, "input_length": 1, "output_length": 1}, "timestamp"),
         ({"timestamp": 0, "input_length": 0, "output_length": 1}, "input_length"),
         ({"timestamp": 0, "input_length": 1.5, "output_length": 1}, "input_length"),
@@ -187,4 +215,21 @@ def test_wherever_a_read_ends_the_rows_are_the_same(
     text = json.dumps(rows, indent=indent, ensure_ascii=False)
     if lines:
         text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    assert [row.turns[0].content for row in prompts(tmp_path, text).rows] == said
+    rows = prompts(tmp_path, text).rows
+    assert [row.turns[0].content for row in rows] == said
+    assert [row.place for row in rows] == [f":{i}" if lines else f", entry {i}" for i in range(1, len(said) + 1)]
+
+
+@given(entries=st.integers(0, 4), chunk=st.integers(1, 9), text=st.text("[],{ ", max_size=12))
+def test_an_array_is_read_as_json_reads_it(entries: int, chunk: int, text: str) -> None:
+    """Pieces of an array's punctuation between objects: what `json` takes is taken alike, and nothing else."""
+    pieces = [piece + '{"a": [1, "],"]}' for piece in text[:entries]]
+    whole = "[" + "".join(pieces) + text[entries:] + "]"
+    parts = [whole[i : i + chunk] for i in range(1, len(whole), chunk)]
+    try:
+        expected = json.loads(whole)
+    except ValueError:
+        with pytest.raises(ConfigError):
+            list(datasets._array("path", "", iter(parts)))
+    else:
+        assert [entry for _, entry in datasets._array("path", "", iter(parts))] == expected

@@ -178,11 +178,33 @@ def test_a_trace_is_sent_in_its_order(tmp_path: Path) -> None:
     warm = list(islice(whole.offsets_s(level, warmup=True), 5000))
     assert 5000 / warm[-1] == pytest.approx(2.2, rel=0.05)
     assert whole.conversation(5000, warmup=True)[0].row == 5000 % 11
-    assert whole.too_long(605) == 8
+    assert whole.too_long(605) == [f"{load.trace}:{line}" for line in range(4, 12)]
     assert whole.synthetic
     assert not any(ask.natural for ask in found)
     free = LoadSection.model_validate({"trace": load.trace, "output": {"natural": True}})
     assert all(ask.natural for ask in asks(Plan(free, 0), 11))
+
+
+def test_rows_that_are_sure_to_be_too_long_are_named(tmp_path: Path) -> None:
+    said = [{"prompt": "a b c " * 99, "output_tokens": 10}, {"prompt": "a", "output_tokens": 100}]
+    file = {"file": write(tmp_path / "p.jsonl", said)}
+    assert plan(rate=1, prompt=file, output=None).too_long(100) == [
+        f"{file['file']}:2"
+    ]  # a prompt has a token at least
+    assert plan(rate=1, prompt=file, output=None).too_long(101) == []
+    assert len(plan(rate=1, prompt=file).too_long(1)) == 2
+    # A row is one row, in however many classes.
+    mix = [{"name": name, "share": 1, "prompt": file, "output": {}} for name in ("a", "b")]
+    assert plan(rate=1, mix=mix).too_long(100) == [f"{file['file']}:2"]
+
+
+def test_later_turns_may_be_too_long(tmp_path: Path) -> None:
+    said = [("human", "a"), ("gpt", "b"), ("human", "c"), ("gpt", "d" * 400)]
+    talk = {"conversations": [{"from": who, "value": value} for who, value in said]}
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps([talk]))
+    whole = plan(rate=1, prompt={"file": str(path)}, output=None, turns=2)
+    assert (whole.too_long(100), whole.too_long(101)) == ([f"{path}, entry 1"], [])
 
 
 def test_prompts_that_the_endpoint_does_not_take_are_refused(tmp_path: Path) -> None:

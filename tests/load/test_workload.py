@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 
 import pytest
 from hypothesis import given, strategies as st
@@ -88,6 +89,21 @@ def test_the_load_in_words() -> None:
         ({"concurrency": [8, 8]}, "stands in the list twice"),
         ({"rate": "most"}, "'max'"),
         ({"rate": [1, -1]}, "-1.0 is not above 0"),
+        ({"rate": [8, 2, 4]}, "rates must ascend: .*; write 2, 4, 8"),
+        ({"rate": [1, 1]}, "stands in the list twice"),
+        ({"rate": [1, 100_001]}, "above 100,000"),
+        ({"concurrency": 100_001}, "above 100,000"),
+        ({"concurrency": 10**400}, "above 100,000"),
+        ({"rate": 10**400}, "number"),
+        ({"rate": {"from": 1, "to": 1e300}, "seconds": 9}, "less than or equal to 100000"),
+        ({"rate": 1, "turns": 2, "think_s": 1e300}, "less than or equal to 86400"),
+        ({"rate": 1, "mix": [CHAT | {"turns": 2, "think_s": 1e300}]}, "less than or equal to 86400"),
+        ({"rate": 1, "mix": [CHAT | {"share": 1e308}]}, "less than or equal to 1000000"),
+        ({"rate": 1, "prompt": {"tokens": 10**8}}, "less than or equal to 10000000"),
+        ({"rate": 1, "prompt": {"tokens": {"mean": 64, "std": 1e308, "max": 128}}}, "less than or equal to 10000000"),
+        ({"rate": 1, "prompt": {"tokens": {"mean": 1e308, "std": 1e308}}}, "less than or equal to 10000000"),
+        ({"rate": 1, "prompt": {"tokens": {"mean": 64, "std": 1, "max": 10**8}}}, "less than or equal to 10000000"),
+        ({"rate": 1, "prompt": {"tokens": 64, "shared_prefix": 4, "groups": 10**400}}, "groups"),
         ({"rate": {"from": 1, "to": 2}}, "give seconds"),
         ({"rate": {"from": 1, "too": 2}, "seconds": 9}, "too"),
         ({"rate": {"from": 0, "to": 2}, "seconds": 9}, "greater than 0"),
@@ -123,6 +139,15 @@ def test_the_load_in_words() -> None:
         ({"rate": 1, "mix": [CHAT | {"slo": {"ttft": "1s"}}]}, "unknown latency"),
         ({"rate": 1, "mix": [CHAT | {"think_s": 1}]}, "mix: chat: think_s"),
         ({"rate": 1, "request": {"max_tokens": 3}}, "load.output.tokens"),
+        ({"rate": 1, "request": {"truncate_prompt_tokens": 5}}, r"set by load\.prompt\.tokens"),
+        ({"rate": 1, "request": {"prompt_embeds": "x"}}, r"set by load\.prompt"),
+        ({"rate": 1, "request": {"stream_interval": 10}}, "belongs to the load client"),
+        ({"rate": 1, "request": {"repetition_detection": {}}}, "set output.natural: true"),
+        ({"rate": 1, "request": {"user": ["\ud800"]}}, "user has half of a character"),
+        ({"rate": 1, "request": {"a": {"\ud800": 1}}}, "a has half of a character"),
+        ({"rate": 1, "request": {"temperature": float("nan")}}, "temperature has a number that JSON does not know"),
+        ({"rate": 1, "mix": [CHAT | {"request": {"a": [float("inf")]}}]}, "a has a number that JSON does not know"),
+        ({"rate": 1, "request": {"since": date(2020, 1, 1)}}, "since has a value for which JSON has no form"),
         ({"rate": 1, "request": {"stream": False}}, "belongs to the load client"),
         ({"rate": 1, "mix": [CHAT | {"request": {"n": 2}}]}, "belongs to the load client"),
         ({"rate": 1, "request": {"chat_template_kwargs": {}}}, "set load.endpoint: chat"),

@@ -179,3 +179,25 @@ def test_requests_are_kept_without_their_texts(tmp_path: Path) -> None:
     assert rows[0]["chunk_t_ns"] == [1_000_000, 2_000_000]
     assert rows[0]["chunk_tokens"] == [1, 3]
     assert (rows[1]["status"], rows[1]["t_sched_ns"], rows[1]["chunk_tokens"]) == ("connect", 3_000_000, [])
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("foo", "expected an address such as"),
+        ("http://h/?x=1", "expected an address such as"),
+        ("http://me:hunter2@h", "leave user and password out"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        bench("--base-url", url, *QUICK)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_invalid_level_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_vllm(tmp_path, FAKE_VLLM_FAULT="http_500_every=3") as url:
+        assert bench("--base-url", url, *QUICK, "--requests", "30", "--slo", "ttft_p99=10s") == 0
+    shown = capsys.readouterr().out
+    assert "INVALID" in shown
+    assert re.search(r"SLO TTFT p99 +missed", shown)

@@ -42,6 +42,11 @@ def _level(name, ttft=0.1, tpot=0.01, tps=100.0, n=1000, **changes):
     return dataclasses.replace(level, **changes)
 
 
+def _kind(completed, failed, ttft=0.1):
+    dist = _dist(ttft, completed) if completed else None
+    return KindStats(completed, failed, dist, None, dist, dist, dist, None)
+
+
 def _measured(*levels):
     return Measured("complete", levels)
 
@@ -311,3 +316,26 @@ def test_limits_survive_json(limits):
     objective = _objective(maximize="output_tps", slo={name: f"{limit!r}s" for name, limit in limits.items()})
     assert objective.slo == limits
     assert Objective.model_validate_json(objective.model_dump_json()) == objective
+
+
+@pytest.mark.parametrize(
+    ("kinds", "met"),
+    [
+        ({"rag": _kind(40, 0)}, True),
+        ({"rag": _kind(40, 0, ttft=2.0)}, False),
+        ({"rag": _kind(0, 14)}, False),  # whatever failed has missed
+        ({}, False),  # nobody knows
+        ({"rag": _kind(0, 0)}, False),
+    ],
+)
+@pytest.mark.parametrize("goal", ["output_tps", "rate_rps"])
+def test_a_class_that_failed_or_was_never_served_meets_no_limit(kinds, met, goal):
+    level = _level("r=3", kinds=kinds, rate_rps=3.0, stable=True)
+    verdict = _objective(maximize=goal).with_limits({"rag.ttft_p99": 1.0}).judge(_measured(level), None, 1)
+    assert verdict.slo_met is met
+    assert verdict.eligible is met
+
+
+def test_answers_of_one_token_meet_any_limit_on_tpot():
+    level = _level("c=4", tpot_s=None)
+    assert _objective(maximize="output_tps", slo={"tpot_p99": "1ms"}).judge(_measured(level), None, 1).slo_met
