@@ -39,7 +39,7 @@ FAILURE_WORDS: Mapping[FailureKind, str] = {
     "client_401": "the server refused the key",
     "client_timeout": "requests timed out",
     "healthy": "nothing wrong found",
-    "other": "cause unknown",
+    "other": "other cause",
 }
 
 

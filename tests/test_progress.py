@@ -42,7 +42,7 @@ def test_a_worse_trial_and_the_baseline() -> None:
 
 def test_an_unknown_failure_shows_its_evidence_without_control_characters() -> None:
     event = finished(failed(1, {"a": "\x1b[2Jx\ny"}, kind="other", evidence="Boom\x1b[31m \x07at\r\nline 2"))
-    assert finished_line(event) == "#1  infeasible  cause unknown: Boom at line 2  a=x y"
+    assert finished_line(event) == "#1  infeasible  other cause: Boom at line 2  a=x y"
 
 
 def test_a_note_keeps_its_lines_and_loses_the_rest() -> None:

@@ -13,16 +13,27 @@ import aiohttp
 from sweep.load.attempt import Attempt, record
 from sweep.load.level import Judge, Tally, Warmup, run_level
 from sweep.load.plan import Ask
-from sweep.load.prompts import Prompt
+from sweep.load.prompts import Prompt, words
 from sweep.load.sse import error_words
 from sweep.load.stamps import StampClock
 from sweep.load.wire import Meter, Target, open_session, open_wire, words_of
 from sweep.model import RequestRecord
 
-__all__ = ["Judge", "Tally", "Target", "Warmup", "complete_once", "probe", "run_level", "served_models"]
+__all__ = [
+    "Judge",
+    "Tally",
+    "Target",
+    "Warmup",
+    "complete_once",
+    "probe",
+    "run_level",
+    "served_models",
+    "tokens_per_word",
+]
 
 _QUICK_TIMEOUT_S = 10.0
 _ANSWER_TIMEOUT_S = 120.0
+_WORDS_ASKED = (10, 90)
 
 
 async def served_models(target: Target) -> list[str]:
@@ -77,6 +88,21 @@ async def complete_once(
             attempt.status, attempt.error = "timeout_ttft", f"no answer within {timeout_s:g} s"
     attempt.t_end_ns = time.perf_counter_ns()
     return record(attempt, vllm=target.vllm, secret=target.api_key)[0]
+
+
+async def tokens_per_word(target: Target) -> float | None:
+    """Ask how many tokens of this model a made-up word is, by two prompts; None where the server does not tell.
+
+    What a chat template adds is in both of them, and so in neither.
+    """
+    counts = []
+    for number in _WORDS_ASKED:
+        record = await complete_once(target, words(number, seed=number), 1)
+        if record.status not in {"ok", "length_mismatch"}:
+            return None
+        counts.append(record.prompt_tokens)
+    slope = (counts[1] - counts[0]) / (_WORDS_ASKED[1] - _WORDS_ASKED[0])
+    return slope if slope > 0 else None
 
 
 async def probe(target: Target, ids: list[int], text: str, max_tokens: int) -> tuple[Target, RequestRecord]:

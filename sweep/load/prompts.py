@@ -43,6 +43,12 @@ class Prompt:
     exact: bool
 
 
+def words(count: int, seed: int) -> str:
+    """Return random words of the kind that prompts of text are made of."""
+    known = _WORDS.split()
+    return " ".join(known[i] for i in np.random.default_rng(seed).integers(len(known), size=count))
+
+
 def id_range(vocab_size: int | None) -> tuple[int, int]:
     """Return the first id and the end of a range of ordinary tokens.
 
@@ -60,11 +66,21 @@ class PromptSource:
     """Makes the prompt of any request that is planned; the same arguments make the same prompts, in any process.
 
     seed: of the contents, fresh in every trial and level. text: words in place of token ids, and messages for a chat.
+    tokens_per_word: of this model, by which lengths in tokens become numbers of words; about 1 in usual vocabularies.
     """
 
-    def __init__(self, plan: Plan, seed: int, vocab_size: int | None = None, *, text: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        seed: int,
+        vocab_size: int | None = None,
+        *,
+        text: bool = False,
+        tokens_per_word: float = 1.0,
+    ) -> None:
         self.plan = plan
         self._seed = seed
+        self._tokens_per_word = tokens_per_word
         self._words = _WORDS.split() if text else None
         self._range = (0, len(_WORDS.split())) if text else id_range(vocab_size)
         self._prefixes: dict[int, list[int]] = {}
@@ -83,7 +99,7 @@ class PromptSource:
     def _made(self, drawn: list[int]) -> Prompt:
         if self._words is None:
             return Prompt(drawn, len(drawn), exact=True)
-        return Prompt(" ".join(self._words[i] for i in drawn), len(drawn), exact=False)
+        return Prompt(" ".join(self._words[i] for i in drawn), round(len(drawn) * self._tokens_per_word), exact=False)
 
     def _drawn(self, ask: Ask, *, warmup: bool) -> list[int]:
         stream = f"{'warm-up' if warmup else 'window'}"
@@ -99,7 +115,9 @@ class PromptSource:
             self._prefixes[ask.group] = self._draw(ask.prefix_tokens, f"prefix/{ask.group}")
         return self._prefixes[ask.group] + tail
 
-    def _draw(self, count: int, name: str) -> list[int]:
+    def _draw(self, tokens: int, name: str) -> list[int]:
+        """Draw that many ids, or the words that make about so many tokens."""
+        count = tokens if self._words is None or not tokens else max(1, round(tokens / self._tokens_per_word))
         return self._in_range(_mixed(np.uint64(self._key(name)) + np.arange(count, dtype=np.uint64) * _golden()))
 
     def _blocks(self, blocks: tuple[int, ...], tokens: int, stream: str) -> list[int]:

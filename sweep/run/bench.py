@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sweep.errors import ConfigError, NoAnswerError
-from sweep.load.client import Target, probe, served_models
+from sweep.load.client import Target, probe, served_models, tokens_per_word
 from sweep.load.plan import Plan
 from sweep.load.prompts import PromptSource, id_range
 from sweep.load.workload import Level
@@ -50,10 +50,11 @@ async def bench(target: Target, task: Task) -> list[dict[str, Any]]:
     target, vocab_size = await _adapted(target)
     plan = Plan(task.load, task.seed)
     text = task.load.endpoint == "chat" or not target.vllm
+    per_word = await tokens_per_word(target) if text else None
     async with Scraper(target.url("/metrics"), target.api_key) as scraper:
         documents = []
         for level in task.load.levels():
-            prompts = PromptSource(plan, secrets.randbits(60), vocab_size, text=text)
+            prompts = PromptSource(plan, secrets.randbits(60), vocab_size, text=text, tokens_per_word=per_word or 1.0)
             documents.append(await _measured(target, level, task, prompts, scraper))
         return documents
 

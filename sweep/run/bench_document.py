@@ -9,6 +9,7 @@ from typing import Any
 from sweep.load.client import Target
 from sweep.measure.parity import whole_run
 from sweep.model import ClientStats, Dist, KindStats, LevelStats, LoadRun
+from sweep.run.measuring import first_error
 from sweep.search.objectives import Objective, dist_of, value_of
 from sweep.text import number, printable, quantity, slo_label
 
@@ -29,6 +30,12 @@ _ROWS = (
     ("e2e_ms", "E2E"),
 )
 _STATS = ("mean", "p50", "p90", "p99")
+_KIND_ROWS = (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))
+_SERVER_ROWS = (
+    ("queue_s", "mean time in the queue"),
+    ("prefill_s", "mean prefill"),
+    ("decode_s", "mean decode"),
+)
 
 
 def document(target: Target, run: LoadRun, stats: LevelStats, slo: Mapping[str, float]) -> dict[str, Any]:
@@ -42,7 +49,7 @@ def document(target: Target, run: LoadRun, stats: LevelStats, slo: Mapping[str, 
         "failed": stats.failed,
         "cut_off": stats.cut_off,
         "errors": stats.errors,
-        "first_error": _first_error(run),
+        "first_error": first_error(run),
         "duration_s": stats.window_s,
         "request_rps": stats.request_rps,
         "output_tps": stats.output_tps,
@@ -67,11 +74,6 @@ def document(target: Target, run: LoadRun, stats: LevelStats, slo: Mapping[str, 
     if stats.server is not None:
         found["server"] = asdict(stats.server)
     return found
-
-
-def _first_error(run: LoadRun) -> str | None:
-    """Return the server's own words on the first request that failed."""
-    return next((r.error for r in run.records if r.error and r.status not in {"ok", "cancelled"}), None)
 
 
 def _latencies(stats: LevelStats | KindStats, names: Sequence[str]) -> dict[str, Any]:
@@ -151,6 +153,8 @@ def table(docs: Sequence[Mapping[str, Any]]) -> str:
 def _rows(docs: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     yield ["requests completed", *(number(doc["completed"]) for doc in docs)]
     yield ["requests failed", *(number(doc["failed"]) for doc in docs)]
+    if any(doc.get("rate_rps") for doc in docs):
+        yield ["rate asked for", *(quantity(doc.get("rate_rps"), "req/s") for doc in docs)]
     for label, unit, key in _RATES:
         if any(doc.get(key) is not None for doc in docs):
             yield [label, *(_cell(doc.get(key), unit, doc["intervals"].get(key)) for doc in docs)]
@@ -158,10 +162,26 @@ def _rows(docs: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
         for stat in _STATS:
             if any(doc.get(key) for doc in docs):
                 yield [f"{label} {stat}", *(_latency_cell(doc.get(key), stat) for doc in docs)]
+    yield from _kind_rows(docs)
+    yield from _server_rows(docs)
     for name in (name for name in docs[0].get("slo", {}) if name != "attainment_frac"):
         yield [f"SLO {slo_label(name)}", *("met" if doc["slo"][name]["met"] else "missed" for doc in docs)]
     if any(doc["client"]["overhead_ms"] is not None for doc in docs):
         yield ["TTFT, client - server", *(quantity(doc["client"]["overhead_ms"], "ms") for doc in docs)]
+
+
+def _kind_rows(docs: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for kind in sorted({kind for doc in docs for kind in doc.get("kinds", {})}):
+        parts = [doc.get("kinds", {}).get(kind, {}) for doc in docs]
+        for key, label in _KIND_ROWS:
+            yield [f"{kind}: {label} p99", *(_latency_cell(part.get(key), "p99") for part in parts)]
+
+
+def _server_rows(docs: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for key, label in _SERVER_ROWS:
+        values = [(doc.get("server") or {}).get(key) for doc in docs]
+        if any(value is not None for value in values):
+            yield [label, *(quantity(_ms(value), "ms") for value in values)]
 
 
 def _cell(value: float | None, unit: str, interval: Sequence[float] | None) -> str:

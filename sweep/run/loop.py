@@ -69,7 +69,9 @@ class Sweep:
 
     def _why_stop(self) -> str | None:
         run = self.config.run
-        if self.ledger.counted >= run.trials:
+        # A trial that is to be repeated has given nothing yet; the last one is no exception.
+        again = any(plan.attempt > 1 for plan in pending(self.config, self.ledger.outcomes))
+        if self.ledger.counted >= run.trials and not again:
             return f"all {run.trials} trials are done"
         if self.deadline is not None and monotonic() + self.trial_estimate_s(pessimistic=True) > self.deadline:
             return "there is no time left for another trial"
@@ -239,7 +241,7 @@ def first_guess_s(config: SweepConfig, trace_s: float | None = None) -> float:
 
     trace_s: the length of a trace. Of the rates that a search tries, most show early what they are worth.
     """
-    window_s = config.load.seconds or trace_s or 20.0
+    window_s = trace_s or config.load.window_s or 20.0
     levels = config.load.levels()
     if any(level.search for level in levels):
         count, window_s = TRIED_RATES, (config.load.window_s or 20.0) / 2

@@ -59,6 +59,11 @@ async def measure_level(
     return await measure(more)
 
 
+def first_error(run: LoadRun) -> str | None:
+    """Return the server's own words on the first request that failed."""
+    return next((r.error for r in run.records if r.error and r.status not in {"ok", "cancelled"}), None)
+
+
 def _made_up(prompts: PromptSource) -> bool:
     """Tell whether all contents are random tokens, so that what they share is known."""
     plan = prompts.plan

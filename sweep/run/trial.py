@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-from sweep.load.client import Target, complete_once
+from sweep.load.client import Target, complete_once, tokens_per_word
 from sweep.load.plan import Plan
 from sweep.load.prompts import PromptSource, id_range
 from sweep.load.workload import Level, LoadSection
@@ -19,7 +19,7 @@ from sweep.measure.prom import GAUGES, cache_config, total
 from sweep.measure.scrape import Scraper
 from sweep.measure.warmup import MeasureSection
 from sweep.model import Failure, Job, LevelStats, LoadRun, Measured, PhaseTimes, State, Treatment
-from sweep.run.measuring import measure_level
+from sweep.run.measuring import first_error, measure_level
 from sweep.run.rate_search import SATURATED_S, SATURATING, RateSearch, met, settled, start_rps
 from sweep.run.records import write_requests
 from sweep.run.sequential import SequentialJudge
@@ -65,13 +65,24 @@ async def run_trial(job: Job, say: Callable[[str], None]) -> Measured:
         times = replace(times, stop_s=perf_counter() - stopping)
     requests = [(run.level, record) for run in bench.runs for record in run.records]
     write_requests(Path(job.launch.trial_dir) / "requests.parquet", requests)
-    return Measured(_state(bench.levels, failure), tuple(bench.levels), failure, facts, times)
+    if failure is None and not any(level.valid for level in bench.levels):
+        return Measured("invalid", tuple(bench.levels), _why_invalid(bench), facts, times)
+    state: State = "complete" if failure is None else _STATE_OF[failure.treatment]
+    return Measured(state, tuple(bench.levels), failure, facts, times)
 
 
-def _state(levels: list[LevelStats], failure: Failure | None) -> State:
-    if failure is not None:
-        return _STATE_OF[failure.treatment]
-    return "complete" if any(level.valid for level in levels) else "invalid"
+def _why_invalid(bench: _Bench) -> Failure:
+    """Say why nothing that was measured counts, in the words of the last level and of the server."""
+    reasons = bench.levels[-1].reasons if bench.levels else ("no level was measured",)
+    words = first_error(bench.runs[-1]) if bench.runs else None
+    evidence = f"{reasons[0]}; the first error: {words}" if words else reasons[0]
+    return Failure(
+        kind="other",
+        treatment="ignore",
+        evidence=evidence,
+        advice="The measurement does not count; its flags may be as good as others. levels.csv has all reasons.",
+        phase="load",
+    )
 
 
 def _with_load_times(times: PhaseTimes, levels: list[LevelStats], elapsed_s: float) -> PhaseTimes:
@@ -87,6 +98,7 @@ class _Bench:
         self.runs: list[LoadRun] = []
         self.cache_config: dict[str, str] = {}
         self._overloaded = False
+        self._tokens_per_word = 1.0
         self._job = job
         self._say = say
         self._load = LoadSection.model_validate(job.load)
@@ -106,6 +118,8 @@ class _Bench:
         metrics = Path(self._job.launch.trial_dir) / "metrics.jsonl"
         async with Scraper(f"{server.base_url}/metrics", server.api_key, metrics) as scraper:
             self.cache_config = dict(cache_config(scraper.scrapes[-1][1])) if scraper.scrapes else {}
+            if self._load.endpoint == "chat":
+                self._tokens_per_word = await tokens_per_word(self._target(server, "chat")) or 1.0
             for level in self._load.levels():
                 found = self._search(server, scraper) if level.search else self._level(server, scraper, level)
                 failure = await found
@@ -174,6 +188,7 @@ class _Bench:
             seed=(self._job.seed << 8) + len(self.runs),
             vocab_size=self._vocab_size,
             text=load.endpoint == "chat",
+            tokens_per_word=self._tokens_per_word,
         )
 
         async def measure() -> tuple[LoadRun, LevelStats]:

@@ -131,6 +131,7 @@ class Server:
         self.api_key = args.api_key or os.environ.get("VLLM_API_KEY")
         self.metrics = Metrics(self.names[0], limits, blocks)
         speed = float(os.environ.get("FAKE_VLLM_SPEED", "1"))
+        self.tokens_per_word = int(os.environ.get("FAKE_VLLM_TOKENS_PER_WORD", "1"))
         self.engine = Engine(limits, blocks, speed, faults.get("warmup_drift", 0.0), self.metrics.on_event)
         self.requests = 0
         self.completed = 0
@@ -247,14 +248,18 @@ class Server:
         arrived = time.perf_counter()
         body = await self.admit(request)
         prompt = body.get("prompt") or ""
-        tokens = prompt.split() if isinstance(prompt, str) else prompt
+        tokens = self.tokens_of(prompt) if isinstance(prompt, str) else prompt
         return await self.answer(request, body, tokens, arrived, chat=False)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         arrived = time.perf_counter()
         body = await self.admit(request)
-        tokens = ["<chat>"] * 4 + " ".join(m["content"] for m in body["messages"]).split()
+        tokens = ["<chat>"] * 4 + self.tokens_of(" ".join(m["content"] for m in body["messages"]))
         return await self.answer(request, body, tokens, arrived, chat=True)
+
+    def tokens_of(self, text: str) -> list[str]:
+        """Cut a text: a word is one token, or as many as FAKE_VLLM_TOKENS_PER_WORD says."""
+        return [f"{word}/{i}" for word in text.split() for i in range(self.tokens_per_word)]
 
     async def admit(self, request: web.Request) -> dict[str, Any]:
         """Count the request, play the faults that answer it at once, and check its body."""

@@ -6,6 +6,7 @@ Set by environment:
 FAKE_VLLM_TOTAL_GIB (80), FAKE_VLLM_FREE_FRAC (0.99), FAKE_VLLM_WEIGHTS_GIB (16)   the card and the model
 FAKE_VLLM_SPEED (1)     how many times faster than its model the engine runs
 FAKE_VLLM_START_S (0.1) how long loading takes
+FAKE_VLLM_TOKENS_PER_WORD (1)   of a text
 FAKE_VLLM_FAULT         what goes wrong: a comma list of name[=value], see FAULTS
 """
 

@@ -15,7 +15,7 @@ import pytest
 
 from sweep.errors import ConfigError
 from sweep.load.attempt import discreet
-from sweep.load.client import Target, Warmup, complete_once, probe, run_level, served_models
+from sweep.load.client import Target, Warmup, complete_once, probe, run_level, served_models, tokens_per_word
 from sweep.load.plan import Plan
 from sweep.load.prompts import Prompt, PromptSource
 from sweep.load.stamps import StampClock, StampedSocket, allow_open_files
@@ -343,3 +343,16 @@ def test_a_slot_that_lay_idle_is_seen(tmp_path: Path) -> None:
     assert all(r.t_send_ns >= r.t_start_ns for r in run.records)
     # All but the first four began when the answer before had come, not when the client got round to them.
     assert sum(any(0 <= start - end < 5_000_000 for end in by_end) for start in starts) >= len(starts) - 4
+
+
+def test_made_up_text_has_the_length_that_was_asked_for(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path, FAKE_VLLM_TOKENS_PER_WORD="5") as url:
+        target = Target(url, "m", endpoint="chat")
+        per_word = asyncio.run(tokens_per_word(target))
+        assert per_word == 5
+        load = LoadSection.model_validate(BASE | {"endpoint": "chat", "prompt": {"tokens": 400, "shared_prefix": 200}})
+        source = PromptSource(Plan(load, 2), 1, text=True, tokens_per_word=per_word)
+        run = asyncio.run(run_level(target, load.levels()[0], load, prompts=source, warmup=SHORT))
+    assert {r.prompt_tokens for r in run.records} == {404}  # the fake's chat template is four tokens
+    with fake_vllm(tmp_path, FAKE_VLLM_FAULT="http_500_every=1") as url:
+        assert asyncio.run(tokens_per_word(Target(url, "m", endpoint="chat"))) is None

@@ -200,4 +200,5 @@ def test_an_invalid_level_is_called_so(tmp_path: Path, capsys: pytest.CaptureFix
         assert bench("--base-url", url, *QUICK, "--requests", "30", "--slo", "ttft_p99=10s") == 0
     shown = capsys.readouterr().out
     assert "INVALID" in shown
+    assert "mean time in the queue" in shown
     assert re.search(r"SLO TTFT p99 +missed", shown)

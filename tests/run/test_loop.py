@@ -113,6 +113,16 @@ def test_the_world_s_fault_is_tried_again_and_not_for_ever(tmp_path: Path) -> No
     assert attempts == [1, 2, 3]
 
 
+def test_the_last_trial_is_repeated_too(tmp_path: Path) -> None:
+    def behave(_flags: Flags, number: int) -> Measured:
+        return complete(100.0) if number > 1 else Measured("failed", failure=failure("retry", "port_in_use"))
+
+    sweep = sweep_of(config(run__trials=1), tmp_path, Machine(behave))
+    search(sweep)
+    assert [o.state for o in sweep.ledger.outcomes] == ["failed", "complete"]
+    assert [o.attempt for o in sweep.ledger.outcomes] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "code"), [("invalid_argument", ConfigError, 2), ("model_not_found", MachineError, 4)]
 )
