@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BeforeValidator, PlainSerializer
 
 from sweep.model import FEWEST
 from sweep.section import did_you_mean
@@ -50,3 +52,15 @@ def read_duration_s(name: object, raw: object) -> float:
     if not 0 < limit_s < math.inf:
         raise ValueError(f"{name}: the limit must be above 0, not {raw}")
     return limit_s
+
+
+def _read(raw: Any) -> Any:
+    return read_slo(raw) if isinstance(raw, dict) else raw
+
+
+def _written(slo: Mapping[str, float]) -> dict[str, str]:
+    return {name: f"{limit_s!r}s" for name, limit_s in slo.items()}
+
+
+# A section's limits: durations in YAML and in JSON, seconds in the program.
+Limits: TypeAlias = Annotated[dict[str, float], BeforeValidator(_read), PlainSerializer(_written)]

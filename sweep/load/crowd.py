@@ -75,8 +75,9 @@ class Crowd:
         patience_s = _SILENT_S if timeout_s is None else timeout_s
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), patience_s)
-        quietest_s = time.monotonic() - min(self._heard)
-        if self._ready == len(self._setups) and quietest_s > _SILENT_S and None in self.results:
+        awaited = [heard for heard, result in zip(self._heard, self.results, strict=True) if result is None]
+        quietest_s = time.monotonic() - min(awaited, default=time.monotonic())
+        if quietest_s > _SILENT_S:
             raise MachineError(
                 f"a process of the load client has not been heard of for {quietest_s:.0f} s: was it stopped?"
             )

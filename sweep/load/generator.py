@@ -34,7 +34,7 @@ async def _serve() -> None:
     setup: Setup = await receive(reader)
     clock, meter = StampClock(), Meter()
     allow_open_files(setup.orders.slots)
-    async with open_wire(setup.target, clock, meter, setup.salt) as wire:
+    async with open_wire(setup.orders.target, clock, meter, setup.salt) as wire:
         traffic = Traffic(setup.orders, meter, wire.send, _write)
         _write(Ready())
         begun: Command | None = await receive(reader)

@@ -97,7 +97,7 @@ async def run_level(
                 level=level,
                 load=load,
                 prompts=prompts,
-                vllm=target.vllm,
+                target=target,
                 run_id=run_id,
                 share=(index, count),
                 slots=_share(level.concurrency, index, count),
@@ -105,9 +105,7 @@ async def run_level(
                 bin_s=bin_s,
                 requests=None if window_ns is not None else _share(load.requests, index, count),
                 misses=misses,
-                secret=target.api_key,
             ),
-            target,
             salt,
         )
         for index in range(count)

@@ -23,7 +23,7 @@ class Orders:
     level: Level
     load: LoadSection
     prompts: PromptSource
-    vllm: bool
+    target: Target
     run_id: str
     share: tuple[int, int]
     slots: int | None
@@ -31,7 +31,6 @@ class Orders:
     bin_s: float
     requests: int | None
     misses: Callable[[RequestRecord], Mapping[str, bool]] | None = None
-    secret: str | None = None  # the API key, so that no server's words carry it on
 
 
 @dataclass(slots=True)
@@ -58,7 +57,6 @@ class Setup:
     """The first message to a process. salt: of the prefix cache."""
 
     orders: Orders
-    target: Target
     salt: str
 
 

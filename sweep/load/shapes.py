@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from sweep.load.lengths import MAX_TOKENS, Length, longest, shortest, words
 from sweep.section import Section
-from sweep.slo import read_slo
+from sweep.slo import Limits
 
 _CLASS_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # Fields of a request's body by which the client plans and measures; each with where else that is said.
@@ -149,7 +149,7 @@ class MixClass(Section):
     think_s: float | None = Field(default=None, ge=0, le=86_400)
     request: BodyFields = Field(default_factory=dict)
     adapters: tuple[str, ...] | None = None
-    slo: dict[str, float] = Field(default_factory=dict)
+    slo: Limits = Field(default_factory=dict)
 
     @field_validator("name")
     @classmethod
@@ -157,15 +157,6 @@ class MixClass(Section):
         if not _CLASS_NAME.fullmatch(name):
             raise ValueError(f"{name[:40]!r} will name columns: small letters, digits, '_' and '-', 32 at most")
         return name
-
-    @field_validator("slo", mode="before")
-    @classmethod
-    def _read_slo(cls, raw: Any) -> Any:
-        return read_slo(raw) if isinstance(raw, dict) else raw
-
-    @field_serializer("slo")
-    def _write_slo(self, slo: dict[str, float]) -> dict[str, str]:
-        return {name: f"{limit_s!r}s" for name, limit_s in slo.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,7 +264,8 @@ class Traffic:
                 self._end_early("failing")
 
     def _take_in(self, attempt: Attempt, *, keep: bool = False) -> tuple[RequestRecord, Answer]:
-        found, answer = record(attempt, vllm=self._orders.vllm, keep=keep, secret=self._orders.secret)
+        target = self._orders.target
+        found, answer = record(attempt, vllm=target.vllm, keep=keep, secret=target.api_key)
         self.records.append(found)
         if found.status != "ok":
             attempt.status = found.status

@@ -105,10 +105,10 @@ async def _check_model(target: Target) -> None:
 
 def _checked(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-        raise ConfigError(f"--base-url {url}: expected an address such as http://127.0.0.1:8000")
     if parts.username or parts.password:
         raise ConfigError("--base-url: leave user and password out of the address; --api-key-env takes a key")
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(f"--base-url {url}: expected an address such as http://127.0.0.1:8000")
     return url
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sweep.model import FEWEST, Dist, KindStats, LevelStats, Measured, Verdict
 from sweep.section import Section, did_you_mean
-from sweep.slo import KNOWN_WORDS, SLO_NAMES, TAIL_FRAC, read_slo, split_slo
+from sweep.slo import KNOWN_WORDS, SLO_NAMES, TAIL_FRAC, Limits, split_slo
 from sweep.text import limit_words, quantity, slo_label
 
 Direction: TypeAlias = Literal["maximize", "minimize"]
@@ -83,7 +83,7 @@ class Objective(Section):
     maximize: str | None = Field(default=None, description=", ".join(RATES))
     minimize: str | None = Field(default=None, description="a latency, such as ttft_p99")
     balance: dict[str, float] | None = Field(default=None, description=f"weights of {', '.join(BALANCED)}")
-    slo: dict[str, float] = Field(default_factory=dict, description="limits on latencies, such as {ttft_p99: 500ms}")
+    slo: Limits = Field(default_factory=dict, description="limits on latencies, such as {ttft_p99: 500ms}")
 
     @model_validator(mode="before")
     @classmethod
@@ -127,15 +127,6 @@ class Objective(Section):
         if balance is not None and not any(balance.values()):
             raise ValueError("all weights are 0; give at least one part a weight above 0")
         return balance
-
-    @field_validator("slo", mode="before")
-    @classmethod
-    def _read_slo(cls, raw: Any) -> Any:
-        return read_slo(raw) if isinstance(raw, dict) else raw
-
-    @field_serializer("slo")
-    def _write_slo(self, slo: dict[str, float]) -> dict[str, str]:
-        return {name: f"{limit_s!r}s" for name, limit_s in slo.items()}
 
     def with_limits(self, extra: Mapping[str, float]) -> Objective:
         """Return the objective with more limits, such as those of the classes of a load: "chat.ttft_p99" -> seconds."""

@@ -187,6 +187,7 @@ def test_requests_are_kept_without_their_texts(tmp_path: Path) -> None:
         ("foo", "expected an address such as"),
         ("http://h/?x=1", "expected an address such as"),
         ("http://me:hunter2@h", "leave user and password out"),
+        ("ftp://me:hunter2@h/?x=1", "leave user and password out"),
     ],
 )
 def test_an_address_that_is_none_is_refused(url: str, words: str) -> None:
