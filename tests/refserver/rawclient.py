@@ -18,7 +18,7 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """sent_ns, and (kernel's stamp, bytes) of each read, as `perf_counter_ns`. closed: the server closed it."""
+    """sent_ns, and (arrival, bytes) of each read, as `perf_counter_ns`. closed: the server closed it."""
 
     sent_ns: int
     reads: tuple[tuple[int, bytes], ...]
@@ -53,6 +53,15 @@ def connect(url: str, timeout_s: float = 10) -> socket.socket:
     return sock
 
 
+def _arrival_ns(ancillary: list[tuple[int, int, bytes]], offset_ns: int) -> int:
+    """Return the kernel's stamp, or now: the kernel begins to stamp a little after the first socket asked for it."""
+    for _, kind, stamp in ancillary:
+        if kind == _SO_TIMESTAMPNS:
+            seconds, nanoseconds = _TIMESPEC.unpack(stamp[: _TIMESPEC.size])
+            return int(seconds * 1_000_000_000 + nanoseconds - offset_ns)
+    return time.perf_counter_ns()
+
+
 def exchange(sock: socket.socket, sent: bytes, until: bytes = b"\r\n0\r\n\r\n") -> Answer:
     """Send, and read until the bytes `until` end what came, the server closes, or the socket's time-out."""
     offset_ns = min(time.time_ns() - time.perf_counter_ns() for _ in range(50))
@@ -70,7 +79,6 @@ def exchange(sock: socket.socket, sent: bytes, until: bytes = b"\r\n0\r\n\r\n") 
             if not data:
                 closed = True
                 break
-            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2][: _TIMESPEC.size])
-            reads.append((seconds * 1_000_000_000 + nanoseconds - offset_ns, data))
+            reads.append((_arrival_ns(ancillary, offset_ns), data))
             tail = (tail + data)[-len(until) :]
     return Answer(sent_ns, tuple(reads), closed)
