@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from sweep.failure import Failure
+
 # What a vLLM flag can be set to. Keys of a `Flags` are vLLM's long names with dashes and without the leading `--`;
 # False means that the flag is switched off (`--no-…`), an absent key that vLLM's own default holds.
 FlagValue: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
@@ -16,50 +18,18 @@ Flags: TypeAlias = dict[str, FlagValue]
 
 State: TypeAlias = Literal["complete", "infeasible", "skipped", "pruned", "invalid", "failed", "interrupted"]
 Source: TypeAlias = Literal["baseline", "search", "repeat", "confirm", "live"]
-Treatment: TypeAlias = Literal["prune", "retry", "fail_trial", "abort_sweep", "ignore"]
-Phase: TypeAlias = Literal["start", "load", "stop"]
-
-# A failure's kind. The list is a contract; the rules that find a kind in a log stand in serve/failures.py.
-FailureKind: TypeAlias = Literal[
-    "oom_weights",
-    "oom_activation_profile",
-    "oom_kv_cache_none",
-    "oom_kv_cache_too_small",
-    "oom_free_memory_lt_requested",
-    "oom_cudagraph_capture",
-    "oom_sampler_warmup",
-    "oom_runtime",
-    "host_oom_killed",
-    "invalid_argument",
-    "unsupported_feature",
-    "version_mismatch",
-    "model_not_found",
-    "auth_gated_model",
-    "trust_remote_code_needed",
-    "port_in_use",
-    "gpu_busy_other_process",
-    "nccl_or_distributed",
-    "hang_timeout",
-    "engine_dead",
-    "client_404_model_name",
-    "client_401",
-    "client_timeout",
-    "healthy",
-    "other",
-]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Why something went wrong, in the words that a person and the search both need."""
+class DeviceMemory:
+    """The memory that a launch's utilization is a share of, seen before the launch; of several devices the fullest.
 
-    kind: FailureKind
-    treatment: Treatment
-    evidence: str  # the decisive line of the log, or what was seen instead of one
-    advice: str  # what to change, in plain words
-    phase: Phase = "start"
-    bounds: dict[str, float] | None = None  # numbers that the message names, with units in their keys
-    exit_code: int | None = None
+    source: "nvml" of an NVIDIA driver, "numa" of the node of memory that vLLM's CPU backend takes.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    source: Literal["nvml", "numa"]
 
 
 # How many values a statistic needs before it is more than an accident: the early-stopping minima of MLPerf's LoadGen.
@@ -259,7 +229,12 @@ class ServerFacts:
     kv_cache_tokens: int | None = None
     max_concurrency: float | None = None
     max_model_len: int | None = None
-    available_kv_bytes: int | None = None
+    available_kv_bytes: int | None = None  # may be negative: what the flags leave for the KV cache
+    weights_bytes: int | None = None  # that loading the model took
+    graphs_bytes: int | None = None  # that CUDA graphs took
+    requested_bytes: int | None = None  # that the server may use in all, its utilization times the total
+    free_bytes: int | None = None  # on the device at the start, as the server itself saw it
+    total_bytes: int | None = None
     cache_config: dict[str, str] = field(default_factory=dict)  # the labels of vllm:cache_config_info
     devices: dict[str, Any] = field(default_factory=dict)
 
@@ -321,6 +296,7 @@ class Measured:
     failure: Failure | None = None
     server: ServerFacts = field(default_factory=ServerFacts)
     times: PhaseTimes = field(default_factory=PhaseTimes)
+    memory: DeviceMemory | None = None  # just before the launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import re
 import unicodedata
 from collections.abc import Mapping
 
-from sweep.model import Failure, FailureKind, Flags, FlagValue
+from sweep.failure import Failure, FailureKind
+from sweep.model import Flags, FlagValue
 
 # Escape sequences go as a whole: without its ESC, "[31m" would stay behind.
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from hypothesis import given, strategies as st
 
-from sweep.model import FailureKind
+from sweep.failure import FailureKind
 from sweep.text import FAILURE_WORDS, duration, flag_words, limit_words, number, percent, printable, slo_label
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from sweep.failure import FailureKind
 from sweep.files import write_atomic
-from sweep.model import FailureKind, Flags, Outcome, State
+from sweep.model import Flags, Outcome, State
 from sweep.report.export import FILE_NAME
 from sweep.report.figures import LOW_N, LOW_N_WORDS, compare
 from sweep.report.limits import limits

@@ -13,7 +13,8 @@ from typing import Any
 
 from sweep.config import SweepConfig
 from sweep.errors import ConfigError, MachineError, StoppedError, SweepError
-from sweep.model import Event, Failure, Flags, FlagValue, Job, Measured, Outcome, Verdict
+from sweep.failure import Failure
+from sweep.model import Event, Flags, FlagValue, Job, Measured, Outcome, Verdict
 from sweep.run.ledger import Ledger, key_of
 from sweep.run.plan import Planned, pending
 from sweep.run.rate_search import TRIED_RATES

@@ -12,7 +12,8 @@ from typing import Any
 
 from sweep.config import SweepConfig, config_from_data, parse_until
 from sweep.errors import SweepError
-from sweep.model import Event, Failure, Measured, Outcome
+from sweep.failure import Failure
+from sweep.model import Event, Measured, Outcome
 from sweep.report.view import StudyView
 from sweep.run import environment
 from sweep.run.finish import build_view, doubts, write_all, write_progress

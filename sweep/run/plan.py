@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sweep.config import SweepConfig
-from sweep.model import FailureKind, Flags, FlagValue, Outcome, Source
+from sweep.failure import FailureKind
+from sweep.model import Flags, FlagValue, Outcome, Source
 from sweep.run.ledger import key_of
 
 MAX_ATTEMPTS = 3
@@ -96,7 +97,7 @@ def replacement_of(config: SweepConfig, baseline: Outcome) -> Planned | None:
     if baseline.state != "infeasible" or failure is None or failure.kind not in _HELPED_BY:
         return None
     bounds = failure.bounds or {}
-    free, total = bounds.get("free_gib"), bounds.get("total_gib")
+    free, total = bounds.get("free_bytes"), bounds.get("total_bytes")
     present = config.flags(baseline.flags).get(_UTILIZATION)
     if failure.kind == "oom_free_memory_lt_requested" and free and total:
         utilization: FlagValue = round(int(100 * free / total) / 100 - 0.02, 2)

@@ -16,7 +16,8 @@ from pydantic import TypeAdapter
 
 from sweep.children import python_env
 from sweep.errors import StoppedError
-from sweep.model import Failure, Job, Measured
+from sweep.failure import Failure
+from sweep.model import Job, Measured
 from sweep.serve.process import kill_leftovers
 
 _LINE_LIMIT = 1 << 26

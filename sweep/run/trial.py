@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
+from sweep.failure import Failure, Treatment
 from sweep.load.client import Target, complete_once, tokens_per_word
 from sweep.load.plan import Plan
 from sweep.load.prompts import PromptSource, id_range
@@ -18,7 +19,7 @@ from sweep.load.workload import Level, LoadSection
 from sweep.measure.prom import GAUGES, cache_config, total
 from sweep.measure.scrape import Scraper
 from sweep.measure.warmup import MeasureSection
-from sweep.model import Failure, Job, LevelStats, LoadRun, Measured, PhaseTimes, State, Treatment
+from sweep.model import Job, LevelStats, LoadRun, Measured, PhaseTimes, State
 from sweep.run.measuring import first_error, measure_level
 from sweep.run.rate_search import SATURATED_S, SATURATING, RateSearch, met, settled, start_rps
 from sweep.run.records import write_requests

@@ -18,7 +18,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from sweep.errors import SweepError
-from sweep.model import Failure, Job, Measured
+from sweep.failure import Failure
+from sweep.model import Job, Measured
 from sweep.run.trial import run_trial
 from sweep.serve.process import become_subreaper
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from sweep.failure import Failure
 from sweep.load.plan import Plan
 from sweep.load.workload import LoadSection
-from sweep.model import Failure
 
 
 def workload_document(load: LoadSection, seed: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sweep.model import FailureKind, Treatment
+from sweep.failure import FailureKind, Treatment
 
 # A message may be the cause, a symptom whose cause lies in what was going on, a consequence, or only point to another.
 CAUSE, SYMPTOM, CONSEQUENCE, WRAPPER = range(4)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweep.model import Failure, FailureKind, Phase, Treatment
+from sweep.failure import Failure, FailureKind, Phase, Treatment
 from sweep.serve import vllm_log
 from sweep.serve.failure_rules import CAUSE, CONSEQUENCE, LESS_MEMORY, RULES, WEIGHTS, WRAPPER, Rule
 from sweep.serve.vllm_flags import normalise
@@ -146,7 +146,11 @@ def _first_rule(line: Line, *, below: int) -> Rule | None:
 def _bounds(rule: Rule, text: str) -> dict[str, float]:
     match = rule.pattern.search(text)
     named = match.groupdict() if match else {}
-    return {name: float(value.rstrip(".")) for name, value in named.items() if value}
+    numbers = {name: float(value.rstrip(".")) for name, value in named.items() if value}
+    return {
+        f"{name[:-4]}_bytes" if name.endswith("_gib") else name: value * 1024**3 if name.endswith("_gib") else value
+        for name, value in numbers.items()
+    }
 
 
 class _Doing:
@@ -181,7 +185,7 @@ def _treatment(found: _Found, swept: frozenset[str], fixed: frozenset[str]) -> T
         return "abort_sweep" if named & fixed and not named & swept else "prune"
     if (
         "memory on device" in found.evidence
-        and found.bounds.get("free_gib", 1.0) < found.bounds.get("total_gib", 0.0) / 2
+        and found.bounds.get("free_bytes", 1.0) < found.bounds.get("total_bytes", 0.0) / 2
     ):
         return "retry"  # an empty card has nearly all of its memory free: something else holds this one
     return rule.treatment

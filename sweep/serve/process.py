@@ -21,7 +21,8 @@ import aiohttp
 import psutil
 
 from sweep.errors import MachineError
-from sweep.model import Failure, Launch, Phase, ServerFacts
+from sweep.failure import Failure, Phase
+from sweep.model import Launch, ServerFacts
 from sweep.serve import vllm_log
 from sweep.serve.failures import classify, read_log
 from sweep.serve.kind import CONFIG_NAME, MARKER, argv, child_env, served_model

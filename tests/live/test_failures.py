@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sweep.failure import Failure
 from sweep.load.client import Target, complete_once
-from sweep.model import Failure, Flags
+from sweep.model import Flags
 from sweep.serve.kind import ServeSection
 from sweep.serve.process import Server, kill_leftovers
 from sweep.tiny_model import make

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sweep.model import (
-    Dist,
-    Failure,
-    FailureKind,
-    Flags,
-    LevelStats,
-    Measured,
-    Outcome,
-    PhaseTimes,
-    ServerFacts,
-    ServerStats,
-    Verdict,
-)
+from sweep.failure import Failure, FailureKind
+from sweep.model import Dist, Flags, LevelStats, Measured, Outcome, PhaseTimes, ServerFacts, ServerStats, Verdict
 from sweep.report.view import StudyView
 
 SWEPT = ("max-num-seqs", "gpu-memory-utilization", "enable-prefix-caching")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sweep.config import SweepConfig
-from sweep.model import Dist, Event, Failure, Flags, Job, LevelStats, Measured, PhaseTimes, ServerFacts
+from sweep.failure import Failure
+from sweep.model import Dist, Event, Flags, Job, LevelStats, Measured, PhaseTimes, ServerFacts
 from sweep.run.ledger import Ledger
 from sweep.run.loop import Sweep
 from sweep.run.store import Store
@@ -77,7 +78,7 @@ OUT_OF_MEMORY = Failure(
     treatment="prune",
     evidence="Free memory on device (60.0/80.0 GiB) on startup is less than desired",
     advice="Lower gpu-memory-utilization.",
-    bounds={"free_gib": 60.0, "total_gib": 80.0},
+    bounds={"free_bytes": 60.0 * 2**30, "total_bytes": 80.0 * 2**30},
 )
 
 

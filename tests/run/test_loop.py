@@ -11,7 +11,8 @@ import optuna
 import pytest
 
 from sweep.errors import ConfigError, MachineError, StoppedError
-from sweep.model import Event, Failure, Flags, Job, Measured
+from sweep.failure import Failure
+from sweep.model import Event, Flags, Job, Measured
 from sweep.run.ledger import key_of
 from sweep.run.night import _take_up
 from sweep.run.store import Store

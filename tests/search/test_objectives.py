@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
-from sweep.model import Dist, Failure, KindStats, LevelStats, Measured, Verdict
+from sweep.failure import Failure
+from sweep.model import Dist, KindStats, LevelStats, Measured, Verdict
 from sweep.search.objectives import METRICS, Objective
 from sweep.slo import SLO_NAMES
 

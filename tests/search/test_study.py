@@ -12,7 +12,8 @@ import optuna
 import pytest
 
 from sweep.errors import ConfigError, MachineError
-from sweep.model import Dist, Failure, LevelStats, Measured, Outcome, Verdict
+from sweep.failure import Failure
+from sweep.model import Dist, LevelStats, Measured, Outcome, Verdict
 from sweep.search.space import Rule, SearchSection, Space
 from sweep.search.study import Study, resolve_sampler
 

@@ -6,6 +6,7 @@ from hypothesis import given, strategies as st
 from sweep.serve.failure_rules import RULES
 from sweep.serve.failures import classify, read_log
 
+GIB = 1024**3
 LOGS = Path(__file__).parents[1] / "logs"
 
 # log, exit code, phase -> kind, treatment, words of the evidence, bounds
@@ -17,7 +18,12 @@ GOLDEN = [
         "oom_free_memory_lt_requested",
         "prune",
         "76.05/79.18 GiB",
-        {"free_gib": 76.05, "total_gib": 79.18, "utilization_frac": 0.97, "requested_gib": 76.8},
+        {
+            "free_bytes": 76.05 * GIB,
+            "total_bytes": 79.18 * GIB,
+            "utilization_frac": 0.97,
+            "requested_bytes": 76.8 * GIB,
+        },
     ),
     (
         "oom_free_memory_neighbour",
@@ -26,7 +32,7 @@ GOLDEN = [
         "oom_free_memory_lt_requested",
         "retry",
         "9.41/79.18 GiB",
-        {"free_gib": 9.41, "total_gib": 79.18, "utilization_frac": 0.9, "requested_gib": 71.26},
+        {"free_bytes": 9.41 * GIB, "total_bytes": 79.18 * GIB, "utilization_frac": 0.9, "requested_bytes": 71.26 * GIB},
     ),
     (
         "oom_cpu_too_much",
@@ -35,7 +41,7 @@ GOLDEN = [
         "oom_free_memory_lt_requested",
         "prune",
         "on kv cache allocation",
-        {"free_gib": 5.2, "total_gib": 15.6, "requested_gib": 9.75},
+        {"free_bytes": 5.2 * GIB, "total_bytes": 15.6 * GIB, "requested_bytes": 9.75 * GIB},
     ),
     (
         "oom_cpu_too_little",
@@ -44,7 +50,7 @@ GOLDEN = [
         "oom_kv_cache_none",
         "prune",
         "on kv cache allocation",
-        {"requested_gib": -0.43},
+        {"requested_bytes": -0.43 * GIB},
     ),
     (
         "oom_kv_cache_wrapped",
@@ -55,8 +61,8 @@ GOLDEN = [
         "max seq len (65536)",
         {
             "max_model_len_tokens": 65536,
-            "needed_gib": 8.0,
-            "available_gib": 1.31,
+            "needed_bytes": 8.0 * GIB,
+            "available_bytes": 1.31 * GIB,
             "fitting_model_len_tokens": 10720,
         },
     ),
