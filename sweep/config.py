@@ -8,7 +8,7 @@ from datetime import time
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from sweep.errors import ConfigError
 from sweep.load.plan import Plan
@@ -59,6 +59,7 @@ class SweepConfig(Section):
     load: LoadSection
     measure: MeasureSection = MeasureSection()
     run: RunSection
+    _document: YamlFile | None = PrivateAttr(default=None)
 
     @property
     def baseline(self) -> Flags:
@@ -80,6 +81,10 @@ class SweepConfig(Section):
     def flags(self, chosen: Flags) -> Flags:
         """Return all flags of a launch: the fixed ones, and over them what a trial chose."""
         return {**self.serve.args, **chosen}
+
+    def place(self, key: KeyPath) -> str:
+        """Return "file:line: key", as messages about a key begin; the key alone where no file was read."""
+        return f"{self._document.where(key)}: {_dotted(key)}" if self._document else _dotted(key)
 
     def notes(self) -> list[str]:
         """Return what people should know before they start a night, and what is no mistake all the same."""
@@ -294,9 +299,11 @@ def _dotted(key: KeyPath) -> str:
 
 def _validate(data: dict[str, Any], document: YamlFile) -> SweepConfig:
     try:
-        return SweepConfig.model_validate(data)
+        config = SweepConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(_describe(error, document))) from None
+    config._document = document  # noqa: SLF001
+    return config
 
 
 def _describe(error: ValidationError, document: YamlFile) -> Iterator[str]:

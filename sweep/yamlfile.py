@@ -26,11 +26,19 @@ class YamlFile:
     lines: dict[KeyPath, int]
 
     def where(self, key: KeyPath) -> str:
-        """Return "file:line" of a key, or of the nearest key above it that the file has."""
+        """Return "file:line" of a key, or of the nearest key above it that the file has.
+
+        Dashes and underscores are the same, and a dot in a key is like a step down: flags are written in many ways.
+        """
+        lines = {_spelling(known): line for known, line in self.lines.items()}
         for end in range(len(key), -1, -1):
-            if key[:end] in self.lines:
-                return f"{self.path}:{self.lines[key[:end]]}"
+            if (spelling := _spelling(key[:end])) in lines:
+                return f"{self.path}:{lines[spelling]}"
         return str(self.path)
+
+
+def _spelling(key: KeyPath) -> str:
+    return ".".join(str(part) for part in key).replace("_", "-")
 
 
 def read_yaml(path: Path) -> YamlFile:

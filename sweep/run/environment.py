@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from sweep import __version__
+from sweep.serve.device import read_gpus
 
 
 def describe(vllm_version: str | None) -> dict[str, Any]:
     """Return the facts of environment.json. `fingerprint` holds those that must stay the same within a study."""
-    gpus = _gpus()
+    seen = read_gpus(os.environ)
+    gpus = [
+        {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "memory_bytes": gpu.total_bytes, "driver": seen.driver}
+        for gpu in seen.visible
+    ]
     device = _device(gpus)
     return {
         "vllm_sweep": __version__,
@@ -34,32 +39,6 @@ def _device(gpus: list[dict[str, Any]]) -> str:
         return f"CPU, {os.cpu_count()} cores"
     names = [gpu["name"] for gpu in gpus]
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-
-
-def _gpus() -> list[dict[str, Any]]:
-    """Return the NVIDIA GPUs that this process may use, by NVML; none when there is no driver."""
-    try:
-        import pynvml  # noqa: PLC0415 - only machines with a driver can use it
-
-        pynvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - no package, no library, no driver: all of them mean no GPU
-        return []
-    try:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        chosen = None if visible is None else [part.strip() for part in visible.split(",") if part.strip()]
-        found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = pynvml.nvmlDeviceGetUUID(handle)
-            if chosen is not None and str(index) not in chosen and uuid not in chosen:
-                continue
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            name = pynvml.nvmlDeviceGetName(handle)
-            found.append({"index": index, "uuid": uuid, "name": name, "memory_bytes": int(memory.total)})
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        return [{**gpu, "driver": driver} for gpu in found]
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _cpu_model() -> str | None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from sweep.model import Flags, Outcome, State, Verdict
+from sweep.run.hindsight import UNEXPLAINED
 from sweep.search.objectives import Objective
 
 # States that used up a try. Skipped trials cost no launch, and interrupted ones are run again.
@@ -80,17 +81,25 @@ class Ledger:
     def counted(self) -> int:
         return sum(outcome.state in COUNTED for outcome in self.outcomes)
 
+    @property
+    def skipped_in_a_row(self) -> int:
+        """How many of the last trials in a row were not launched, because they cannot run."""
+        states = [outcome.state for outcome in reversed(self.outcomes)]
+        return next((i for i, state in enumerate(states) if state != "skipped"), len(states))
+
     def fruitless_in_a_row(self, since: int) -> int:
         """How many of the last trials in a row measured nothing, through no fault of their configuration.
 
         since: trials before this one do not count; what failed them may have been mended. While nothing has ever been
-        measured, infeasible trials count too: then the whole space may be wrong.
+        measured, infeasible trials count too: then the whole space may be wrong. So do, always, those that ended twice
+        without an explanation.
         """
         never = not any(outcome.state == "complete" for outcome in self.outcomes)
-        states: frozenset[State] = frozenset({"failed", "invalid", "infeasible"} if never else {"failed", "invalid"})
         run = 0
         for outcome in reversed(self.outcomes[since:]):
-            if outcome.state in states:
+            failure = outcome.measured.failure
+            unsure = never or (failure is not None and failure.kind in UNEXPLAINED)
+            if outcome.state in {"failed", "invalid"} or (outcome.state == "infeasible" and unsure):
                 run += 1
             elif outcome.state in COUNTED:
                 break

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -15,15 +16,20 @@ from sweep.config import SweepConfig
 from sweep.errors import ConfigError, MachineError, StoppedError, SweepError
 from sweep.failure import Failure
 from sweep.model import Event, Flags, FlagValue, Job, Measured, Outcome, Verdict
+from sweep.run.hindsight import reconsidered
+from sweep.run.knowledge import Knowledge
 from sweep.run.ledger import Ledger, key_of
-from sweep.run.plan import Planned, pending
+from sweep.run.plan import Planned, label_of, pending
 from sweep.run.rate_search import TRIED_RATES
 from sweep.run.slots import run_job
 from sweep.run.store import Spec, Store
+from sweep.run.waiting import needed_bytes, wait_for_memory
 from sweep.search.study import Study
 from sweep.text import FAILURE_WORDS
 
-# A sampler that proposes only what the rules forbid is asked this often in a row before the search is called exhausted.
+# What cannot run is shown to the sampler, which learns from it. After so many in a row it is passed over in silence,
+# and after still more of them the search is called exhausted.
+_TAUGHT_IN_A_ROW = 3
 _SKIPS_IN_A_ROW = 20
 # Before anything has been measured: a launch of a small model, and two windows for a level with its warm-up.
 _LAUNCH_GUESS_S = 60.0
@@ -39,6 +45,7 @@ class Sweep:
     study: Study
     emit: Callable[[Event], None]
     resolved: Flags  # the baseline's values of the swept flags, as far as the engine told them before the launch
+    knowledge: Knowledge
     workload: dict[str, Any]  # what workload.json holds
     deadline: float | None  # monotonic seconds
     after_trial: Callable[[], None]
@@ -50,6 +57,9 @@ class Sweep:
     def note(self, text: str) -> None:
         self.notes.append(text)
         self.emit(Event("note", text=text))
+
+    def _say(self, trial: int, text: str) -> None:
+        self.emit(Event("phase", trial, text=text))
 
     async def search(self) -> str:
         """Run trials until there is a reason to stop, and return that reason.
@@ -63,8 +73,8 @@ class Sweep:
             planned = self._next()
             if planned is None:
                 return self._exhausted()
-            if planned.violation:
-                self._skip(planned)
+            if planned.impossible:
+                self._skip(planned, planned.impossible)
                 continue
             self._follow_up(await self._run(planned))
 
@@ -86,28 +96,27 @@ class Sweep:
 
     def _next(self) -> Planned | None:
         if todo := pending(self.config, self.ledger.outcomes):
-            return todo[0]
-        states = [outcome.state for outcome in self.ledger.outcomes[-_SKIPS_IN_A_ROW:]]
-        if states.count("skipped") == _SKIPS_IN_A_ROW:
+            # Whether the baseline runs is for vLLM itself to say: all gains are counted from it.
+            known = None if todo[0].source == "baseline" else self.knowledge.impossible(todo[0].flags)
+            return replace(todo[0], impossible=known)
+        skipped = self.ledger.skipped_in_a_row
+        if skipped >= _SKIPS_IN_A_ROW:
             return None
-        proposal = self.study.ask()
+        proposal = self.study.ask(self.knowledge.impossible if skipped >= _TAUGHT_IN_A_ROW else None)
         if proposal is None:
             return None
-        return Planned(proposal.flags, "search", token=proposal.token, violation=proposal.violation)
+        impossible = _forbidden(proposal.violation) if proposal.violation else self.knowledge.impossible(proposal.flags)
+        return Planned(proposal.flags, "search", token=proposal.token, impossible=impossible)
 
     def _exhausted(self) -> str:
         self.exhausted = True
         tried = {key_of(point) for outcome in self.ledger.outcomes if (point := self.point_of(outcome)) is not None}
         if len(tried) < self.config.space.size:
-            return "the rules forbid every configuration that has not been tried"
+            return "of the configurations that have not been tried, none can run here or does anything new"
         return "every configuration of the space has been tried"
 
-    def _skip(self, planned: Planned) -> None:
-        reason = f"forbidden by the rule {planned.violation!r}"
-        failure = Failure(
-            "invalid_argument", "prune", reason, "vLLM or your own rule refuses this; no launch was spent."
-        )
-        self._record(planned, self._next_number(), Measured("skipped", failure=failure), _now())
+    def _skip(self, planned: Planned, why: Failure) -> None:
+        self._record(planned, self._next_number(), Measured("skipped", failure=why), _now())
 
     async def _run(self, planned: Planned) -> Outcome:
         number, started_at = self._next_number(), _now()
@@ -123,8 +132,12 @@ class Sweep:
                 eta_s=self.eta_s(),
             )
         )
+        say = partial(self._say, number)
+        earlier = [outcome for outcome in self.ledger.outcomes if label_of(outcome) == planned.key]
         try:
-            measured = await self.run_job(job, lambda text: self.emit(Event("phase", number, text=text)))
+            if needed := needed_bytes(earlier, self.ledger.outcomes):
+                await wait_for_memory(self.knowledge.see_memory, needed, say)
+            measured = reconsidered(await self.run_job(job, say), earlier, self.ledger.outcomes)
         except asyncio.CancelledError:
             self._record(planned, number, Measured("interrupted"), started_at)
             raise
@@ -166,7 +179,7 @@ class Sweep:
         if failure.treatment == "abort_sweep":
             raise _fatal(failure, self.store.trial_dir(outcome.trial))
         todo = pending(self.config, self.ledger.outcomes)
-        if any(plan.key == (outcome.label or key_of(outcome.flags)) for plan in todo):
+        if any(plan.key == label_of(outcome) for plan in todo):
             self.note(f"Trial {outcome.trial} failed through no fault of its flags: {FAILURE_WORDS[failure.kind]}.")
         elif outcome.source == "baseline":
             replacement = next((plan for plan in todo if plan.source == "baseline"), None)
@@ -265,6 +278,11 @@ def _baseline_note(failure: Failure, other: Planned | None) -> str:
         return f"{cause} Gains are counted from the first trial that runs."
     value = other.flags["gpu-memory-utilization"]
     return f"{cause} The same flags with gpu-memory-utilization {value} take its place; gains are counted from there."
+
+
+def _forbidden(rule: str) -> Failure:
+    evidence = f"forbidden by the rule {rule!r}"
+    return Failure("invalid_argument", "prune", evidence, "vLLM or your own rule refuses this; no launch was spent.")
 
 
 def _plain(label: str) -> FlagValue:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sweep.config import SweepConfig
-from sweep.failure import FailureKind
+from sweep.failure import Failure, FailureKind
 from sweep.model import Flags, FlagValue, Outcome, Source
 from sweep.run.ledger import key_of
 
@@ -35,7 +35,7 @@ class Planned:
     label: str | None = None
     attempt: int = 1
     token: Any = None
-    violation: str | None = None  # a rule that forbids it: it is recorded as skipped and costs no launch
+    impossible: Failure | None = None  # why it cannot run: it is recorded as skipped and costs no launch
 
     @property
     def key(self) -> str:
@@ -48,7 +48,7 @@ def pending(config: SweepConfig, outcomes: Sequence[Outcome]) -> list[Planned]:
     The baseline comes first, after it what replaces it where it cannot run, then the enqueued entries, then trials of
     the search that are to be repeated. Nothing of this is kept anywhere else, so a stop at any time loses none of it.
     """
-    last = {_key(outcome): outcome for outcome in outcomes}
+    last = {label_of(outcome): outcome for outcome in outcomes}
     wanted = [Planned(config.baseline, "baseline", "baseline")]
     for number, flags in enumerate(config.search.enqueue, start=1):
         if all(key_of(flags) != key_of(plan.flags) for plan in wanted):
@@ -64,7 +64,8 @@ def pending(config: SweepConfig, outcomes: Sequence[Outcome]) -> list[Planned]:
     return todo + [again for outcome in last.values() if (again := _again(outcome))]
 
 
-def _key(outcome: Outcome) -> str:
+def label_of(outcome: Outcome) -> str:
+    """Return what all tries of one trial have in common."""
     return outcome.label or key_of(outcome.flags)
 
 

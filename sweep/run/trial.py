@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -20,12 +21,14 @@ from sweep.measure.prom import GAUGES, cache_config, total
 from sweep.measure.scrape import Scraper
 from sweep.measure.warmup import MeasureSection
 from sweep.model import Job, LevelStats, LoadRun, Measured, PhaseTimes, State
+from sweep.run.ledger import gpus_of
 from sweep.run.measuring import first_error, measure_level
 from sweep.run.rate_search import SATURATED_S, SATURATING, RateSearch, met, settled, start_rps
 from sweep.run.records import write_requests
 from sweep.run.sequential import SequentialJudge
 from sweep.run.warming import warmup_of
 from sweep.run.workload import other_workload
+from sweep.serve.device import device_memory
 from sweep.serve.process import Server
 
 T = TypeVar("T")
@@ -50,6 +53,7 @@ _SPARE_TRIES = 2
 async def run_trial(job: Job, say: Callable[[str], None]) -> Measured:
     """Run one trial to its end, good or bad. Its server and everything that the server started are gone afterwards."""
     begun = perf_counter()
+    memory = device_memory(os.environ | job.launch.env, count=gpus_of(job.launch.flags))
     bench = _Bench(job, say)
     if failure := other_workload(bench.plan, job.workload_sha256):
         return Measured("failed", failure=failure)
@@ -67,9 +71,9 @@ async def run_trial(job: Job, say: Callable[[str], None]) -> Measured:
     requests = [(run.level, record) for run in bench.runs for record in run.records]
     write_requests(Path(job.launch.trial_dir) / "requests.parquet", requests)
     if failure is None and not any(level.valid for level in bench.levels):
-        return Measured("invalid", tuple(bench.levels), _why_invalid(bench), facts, times)
+        return Measured("invalid", tuple(bench.levels), _why_invalid(bench), facts, times, memory)
     state: State = "complete" if failure is None else _STATE_OF[failure.treatment]
-    return Measured(state, tuple(bench.levels), failure, facts, times)
+    return Measured(state, tuple(bench.levels), failure, facts, times, memory)
 
 
 def _why_invalid(bench: _Bench) -> Failure:

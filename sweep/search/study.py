@@ -14,7 +14,7 @@ import json
 import logging
 import sqlite3
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -30,7 +30,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweep.errors import ConfigError, MachineError
-from sweep.model import Flags, Outcome, Source, State, Verdict
+from sweep.model import Flags, FlagValue, Outcome, Source, State, Verdict
 from sweep.search.objectives import Objective
 from sweep.search.space import SamplerName, SearchSection, Space
 
@@ -101,6 +101,7 @@ class Study:
         self._known: dict[int, _Known] = {}
         self._pending: dict[int, Point] = {}
         self._asked = 0
+        self._twins: dict[str, dict[int, int]] = {}  # of a flag: index -> the index that stands for it
 
     @classmethod
     def open(cls, db: Path, name: str, space: Space, objective: Objective, section: SearchSection) -> Study:
@@ -159,18 +160,36 @@ class Study:
         if indices is not None:
             self._learn(outcome, verdict, indices, record=True)
 
-    def ask(self) -> Proposal | None:
+    def take_as_one(self, groups: Mapping[str, Iterable[Sequence[FlagValue]]]) -> None:
+        """Of each group of a flag's values, which do the same, try only the first from now on.
+
+        What is known of the others counts as known of the first.
+        """
+        self._twins = {}
+        for name, alike in groups.items():
+            places = [[self._space.params[name].index(value) for value in values] for values in alike]
+            self._twins[name] = {i: group[0] for group in places for i in group if i is not None and group[0] is not None}
+
+    def ask(self, avoid: Callable[[Flags], object] | None = None) -> Proposal | None:
         """Propose flags that are not known yet; None when the space has no others.
 
+        avoid: says of flags whether to pass them over. Without it, flags that cannot run may be proposed, and teach
+        the sampler something when it is told so.
         Takes up to some seconds with the Gaussian process. What it answers depends on the seed, on what is known and
         on how many questions are open, so a resumed study goes on as if it had not been stopped.
         """
         turn = len(self._known) + len(self._pending)
         rng = np.random.default_rng([self._seed, turn])
-        wanted = self._wanted(turn, rng)
-        taken = {known.point for known in self._known.values() if known.state != "interrupted"}
+        wanted = self._single(self._wanted(turn, rng))
+        taken = {self._single(known.point) for known in self._known.values() if known.state != "interrupted"}
         taken.update(self._pending.values())
-        point = next((p for p in self._nearest(wanted, rng) if p not in taken and not self._forbidden(p)), None)
+
+        def free(point: Point) -> bool:
+            if point in taken or point != self._single(point) or self._forbidden(point):
+                return False
+            return avoid is None or not avoid(self._space.flags(point))
+
+        point = next((p for p in self._nearest(wanted, rng) if free(p)), None)
         if point is None:
             if wanted in taken or self._space.size <= _ENUMERABLE:
                 return None
@@ -178,6 +197,14 @@ class Study:
         self._asked += 1
         self._pending[self._asked] = point
         return Proposal(self._asked, self._space.flags(point), violation=self._forbidden(point))
+
+    def _single(self, point: Point) -> Point:
+        """Return the point that stands for all that do the same."""
+        if not self._twins:
+            return point
+        return tuple(
+            self._twins.get(name, {}).get(index, index) for name, index in zip(self._space.params, point, strict=True)
+        )
 
     def _forbidden(self, point: Point) -> str | None:
         return self._space.violated(self._space.flags(point))
@@ -219,7 +246,7 @@ class Study:
         worst = min(values) if self.objective.direction == "maximize" else max(values)
         finished = [
             create_trial(
-                params=self._params(known.point),
+                params=self._params(self._single(known.point)),
                 distributions=dict(self._distributions),
                 value=worst if known.value is None else known.value,
                 constraints=known.constraints,

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,52 +26,94 @@ _MAX_ERROR = 4000
 class ParsedConfig:
     """parsed: the flags of the file as vLLM read them. resolved: all flags as its engine would use them here.
 
-    moe: whether the model is a mixture of experts. error: why it refuses the file, in its own words. unchecked: why
-    nobody could be asked.
+    moe: whether the model is a mixture of experts. changes: what of the engine's whole configuration is otherwise than
+    in the file that this one was compared with, by its place in it (`scheduler_config.max_num_seqs`) and as text. error:
+    why it refuses the file, in its own words. unchecked: why nobody could be asked. platform: vLLM's word for the kind
+    of device ("cpu", "cuda", "rocm", …).
     """
 
     parsed: Flags | None = None
     resolved: Flags | None = None
     moe: bool | None = None
+    changes: dict[str, str | None] | None = None
     error: str | None = None
     vllm_version: str | None = None
+    platform: str | None = None
     unchecked: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """compared: of each config file its changes against the base, or an error; shown: the flags that would show."""
+
+    compared: dict[str, ParsedConfig]
+    shown: frozenset[str]
+
+
+class SilentChildError(Exception):
+    """No answer came from the interpreter that serves. The message is what it said instead, or why it was not asked."""
+
+    def __init__(self, message: str, *, asked: bool) -> None:
+        super().__init__(message)
+        self.asked = asked
 
 
 async def check_configs(serve: ServeSection, configs: Mapping[str, Path]) -> dict[str, ParsedConfig]:
     """Check config files, each under its name, all in one child process. MachineError when there is no program."""
+    return (await compare_configs(serve, configs)).compared
+
+
+async def compare_configs(
+    serve: ServeSection, configs: Mapping[str, Path], *, base: str | None = None, compared: Sequence[str] = ()
+) -> Comparison:
+    """Check config files; of those in `compared` find out what they change in the engine's configuration.
+
+    base: the name of the file that they are compared with; where it is refused itself, nothing is compared, and the
+    answer lacks them. MachineError when there is no program.
+    """
+    request = {
+        "ask": "configs",
+        "configs": {name: str(path.absolute()) for name, path in configs.items()},
+        "base": base,
+        "compared": list(compared),
+    }
+    try:
+        answer = await ask(serve, request, timeout_s=_TIMEOUT_S)
+    except SilentChildError as silence:
+        nothing = ParsedConfig(error=str(silence)) if silence.asked else ParsedConfig(unchecked=str(silence))
+        return Comparison(dict.fromkeys(configs, nothing), frozenset())
+    told = {"vllm_version": answer["vllm_version"], "platform": answer["platform"]}
+    found = {name: ParsedConfig(**found, **told) for name, found in answer["configs"].items()}
+    return Comparison(found, frozenset(answer["shown"]))
+
+
+async def ask(serve: ServeSection, request: Mapping[str, Any], *, timeout_s: float = _TIMEOUT_S) -> Any:
+    """Return the answer of vllm_child.py, run by the interpreter that serves. Raises SilentChildError, MachineError."""
     python = await asyncio.to_thread(_interpreter, serve.command)
     if python is None:
-        reason = f"serve.command is neither `vllm` nor `python -m vllm…`: {' '.join(serve.command)}"
-        return dict.fromkeys(configs, ParsedConfig(unchecked=reason))
-    request = json.dumps({name: str(path.absolute()) for name, path in configs.items()})
-    env = clean_env(os.environ) | serve.env | {"VLLM_LOGGING_LEVEL": "ERROR"}
+        command = " ".join(serve.command)
+        raise SilentChildError(f"serve.command is neither `vllm` nor `python -m vllm…`: {command}", asked=False)
     child = await asyncio.create_subprocess_exec(
         python,
         str(_CHILD),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=env,
+        env=clean_env(os.environ) | serve.env | {"VLLM_LOGGING_LEVEL": "ERROR"},
     )
     try:
-        out, err = await asyncio.wait_for(child.communicate(request.encode()), _TIMEOUT_S)
+        out, err = await asyncio.wait_for(child.communicate(json.dumps(request).encode()), timeout_s)
     except TimeoutError:
-        return dict.fromkeys(configs, ParsedConfig(unchecked=f"vLLM's parser did not answer within {_TIMEOUT_S:.0f} s"))
+        raise SilentChildError(f"vLLM's parser did not answer within {timeout_s:.0f} s", asked=False) from None
     finally:
         with suppress(ProcessLookupError):
             child.kill()
         await child.wait()
-    return _read(out, err.decode(errors="replace"), configs)
-
-
-def _read(out: bytes, err: str, configs: Mapping[str, Path]) -> dict[str, ParsedConfig]:
     try:
-        answer: dict[str, Any] = json.loads(out)
+        return json.loads(out)
     except json.JSONDecodeError:  # it died before it could say anything
-        return dict.fromkeys(configs, ParsedConfig(error=err[-_MAX_ERROR:].strip() or "vLLM could not be imported"))
-    version = answer["vllm_version"]
-    return {name: ParsedConfig(**answer["configs"][name], vllm_version=version) for name in configs}
+        said = err.decode(errors="replace")[-_MAX_ERROR:].strip()
+        raise SilentChildError(said or "vLLM could not be imported", asked=True) from None
 
 
 def _interpreter(command: tuple[str, ...]) -> str | None:

@@ -120,7 +120,7 @@ _ALIASES: dict[str, str] = {
 }
 
 # Plain switches without a `--no-` form, all of them off by default: off is said by leaving them out.
-_ONLY_ON = frozenset({"aggregate-engine-logging", "data-parallel-multi-port-external-lb", "disable-log-stats"})
+ONLY_ON = frozenset({"aggregate-engine-logging", "data-parallel-multi-port-external-lb", "disable-log-stats"})
 
 # On a command line these take no value. Nearly all others of the kind begin with `enable-` or `disable-`.
 _SWITCHES = frozenset(
@@ -137,7 +137,7 @@ _SWITCHES = frozenset(
         "skip-tokenizer-init",
         "trust-remote-code",
         "use-tqdm-on-load",
-        *_ONLY_ON,
+        *ONLY_ON,
     }
 )
 
@@ -245,7 +245,7 @@ def to_config(model: str, revision: str | None, flags: Flags) -> dict[str, Any]:
             config[name] = json.dumps(value)
         elif value is not False:
             config[name] = _spelt(value)
-        elif name not in _ONLY_ON:
+        elif name not in ONLY_ON:
             config[f"no-{name}"] = True
     return config
 

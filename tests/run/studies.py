@@ -9,9 +9,11 @@ from pathlib import Path
 
 from sweep.config import SweepConfig
 from sweep.failure import Failure
-from sweep.model import Dist, Event, Flags, Job, LevelStats, Measured, PhaseTimes, ServerFacts
+from sweep.model import DeviceMemory, Dist, Event, Flags, Job, LevelStats, Measured, PhaseTimes, ServerFacts
+from sweep.run.knowledge import Knowledge
 from sweep.run.ledger import Ledger
 from sweep.run.loop import Sweep
+from sweep.run.preflight import Preflight
 from sweep.run.store import Store
 from sweep.run.workload import workload_document
 from sweep.search.study import Study
@@ -89,6 +91,9 @@ class Machine:
     behave: Callable[[Flags, int], Measured] | None = None
     jobs: list[Job] = field(default_factory=list)
 
+    def see(self) -> DeviceMemory | None:
+        return None
+
     async def run_job(self, job: Job, say: Callable[[str], None]) -> Measured:
         self.jobs.append(job)
         say("loading weights")
@@ -115,6 +120,7 @@ def sweep_of(told: SweepConfig, root: Path, machine: Machine, events: list[Event
         study=study,
         emit=(events if events is not None else []).append,
         resolved={},
+        knowledge=Knowledge(told, Preflight(None), machine.see),
         workload=workload,
         deadline=None,
         after_trial=lambda: None,

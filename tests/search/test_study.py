@@ -211,6 +211,28 @@ def test_a_proposal_that_breaks_a_rule_says_so_where_nothing_else_is_found(sweep
     assert len(seen) == 5
 
 
+def test_what_is_to_be_avoided_is_passed_over_and_the_rest_is_found(sweep):
+    made = sweep(_walled, params={"a": [1, 2, 3, 4], "b": ["x", "y", "z"]})
+    seen = set()
+    while proposal := made.study.ask(lambda flags: flags["a"] > 2):
+        made.record(proposal.flags, _measured(1.0), proposal.token)
+        seen.add((proposal.flags["a"], proposal.flags["b"]))
+    assert seen == {(a, b) for a in (1, 2) for b in "xyz"}
+    assert made.study.ask() is not None
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_values_that_do_the_same_are_tried_once(sweep, sampler):
+    made = sweep(_walled, params={"a": [1, 2, 3, 4], "b": ["x", "y"]}, sampler=sampler)
+    made.server = lambda flags: _measured(float(flags["a"]))
+    made.record({"a": 4, "b": "x"}, _measured(4.0))
+    made.study.take_as_one({"a": [[3, 4]]})
+    while made.step():
+        pass
+    seen = [(o.flags["a"], o.flags["b"]) for o in made.outcomes[1:]]
+    assert sorted(seen) == [(1, "x"), (1, "y"), (2, "x"), (2, "y"), (3, "y")]
+
+
 def test_rules_see_the_fixed_flags(tmp_path):
     section = _section(params={"max-num-seqs": [16, 32, 64]}, rules=["max-num-seqs <= limit"])
     made = _Sweep(tmp_path, lambda _: _measured(1.0), section, fixed={"limit": 32})

@@ -1,0 +1,208 @@
+"""The messages that blame the machine: its ports, drivers, libraries, links, and the processes on it."""
+
+from __future__ import annotations
+
+from sweep.serve.memory_rules import PARALLEL
+from sweep.serve.rule import SYMPTOM, rule
+
+_LIBRARIES = (
+    "vLLM, torch, transformers and the driver do not go together: install the versions that this vLLM was built for, "
+    "and see by hand that it serves this model."
+)
+
+MACHINE_RULES = (
+    rule(
+        "gpu_busy_other_process",
+        "retry",
+        r"Error in memory profiling(?:.{0,20}Initial free memory (?P<free_gib>[\d.]+) GiB)?"
+        r"|CUDA-capable devices? ?(?:\(s\) is/are|are|is) busy or unavailable|busy or unavailable",
+    ),
+    rule(
+        "port_in_use",
+        "retry",
+        r"[Aa]ddress already in use|Could not find open port|EADDRINUSE|error while attempting to bind on address"
+        r"|Only one usage of each socket address|\bport \d+ is already (?:in use|allocated)",
+        words=(
+            "ddress already in use",
+            "Could not find open port",
+            "EADDRINUSE",
+            "attempting to bind on address",
+            "Only one usage of each socket address",
+            "is already in use",
+            "is already allocated",
+        ),
+    ),
+    rule(
+        "other",
+        "abort_sweep",
+        r"\[Errno 99\]|[Cc]annot assign requested address",
+        "This machine does not have the address of --host: leave host out.",
+        words=("[Errno 99]", "annot assign requested address"),
+    ),
+    # Versions and drivers.
+    rule(
+        "version_mismatch",
+        "abort_sweep",
+        r"No module named '?vllm['.]?(?!\w)|vllm: command not found",
+        "There is no working vLLM in the environment of serve.command: install it there, or name another program.",
+    ),
+    rule(
+        "version_mismatch",
+        "abort_sweep",
+        r"undefined symbol|no kernel image is available|NVIDIA driver on your system is too old"
+        r"|driver version is insufficient|does not recognize this architecture"
+        r"|forward compatibility was attempted|compiled with an unsupported toolchain|device kernel image is invalid"
+        r"|unsupported display driver / cuda driver|Torch not compiled with CUDA enabled|CUDA error: invalid device func"
+        r"|cannot open shared object file|version `GLIBC(?:XX)?_|is not defined for option 'gpu-name'"
+        r"|ImportError: cannot import name|compiled using NumPy 1\.x|is required for a normal functioning of this module"
+        r"|is already used by a Transformers config|all_special_tokens_extended|VersionConflict"
+        r"|requires compute capability .{0,20} to run\b|Illegal instruction",
+        _LIBRARIES,
+    ),
+    rule(
+        "version_mismatch",
+        "abort_sweep",
+        r"Failed to infer device type|No CUDA GPUs are available|No HIP GPUs are available|Found no NVIDIA driver"
+        r"|no CUDA-capable device is detected|libcuda\.so\.1: cannot open|NVMLError_(?:LibraryNotFound|DriverNotLoaded)"
+        r"|could not select device driver|Device string must not be empty",
+        "vLLM finds no device that this build can use: see that nvidia-smi (or rocm-smi) works where the server runs, "
+        "and that this vLLM was built for this kind of device.",
+    ),
+    rule(
+        "version_mismatch",
+        "abort_sweep",
+        r"Failed to import from vllm\._C|Failed to import from vllm\._rocm_C",
+        _LIBRARIES,
+        any_level=True,
+        doubtful=True,
+    ),
+    rule(
+        "other",
+        "abort_sweep",
+        r"Failed to import Ray|Ray is not installed|No module named 'ray'",
+        "Install Ray beside vLLM, or use distributed-executor-backend: mp.",
+        flags=("distributed-executor-backend",),
+    ),
+    rule(
+        "other",
+        "abort_sweep",
+        r"cannot find -lcuda|fatal error: [\w./]+\.h: No such file|Failed to find C compiler|Could not find nvcc"
+        r"|No such file or directory: '?(?:gcc|g\+\+|cc|nvcc|ninja)\b|CUDA_HOME environment variable is not set"
+        r"|Could not find CUDA installation",
+        "A compiler that vLLM starts is missing or lacks a file: install gcc, Python's headers (python3-dev) and the "
+        "CUDA stubs or toolkit.",
+        words=(
+            "cannot find -lcuda",
+            "fatal error: ",
+            "Failed to find C compiler",
+            "Could not find nvcc",
+            "No such file or directory: ",
+            "CUDA_HOME environment variable",
+            "Could not find CUDA installation",
+        ),
+    ),
+    rule(
+        "other",
+        "abort_sweep",
+        r"No space left on device|insufficient shared memory|Disk quota exceeded|Read-only file system"
+        r"|\[Errno 24\]|\bPermissionError: \[Errno 1?3?\]?",
+        "The disk, /dev/shm or a limit of this system is in the way: free some space (in Docker: --ipc=host or a larger "
+        "--shm-size), raise `ulimit -n`, or mend the permissions.",
+    ),
+    # Hardware and kernels.
+    rule(
+        "other",
+        "retry",
+        r"uncorrectable ECC|Memory access fault by GPU|HW Exception by GPU|NVRM: Xid|fallen off the bus|GPU is lost"
+        r"|CUDA error: unknown error|CUDA unknown error|system not yet initialized|HSA_STATUS_ERROR_(?!OUT_OF)",
+        "The device or its driver failed: look at the driver's log (dmesg), and reset the GPU if it does so again.",
+        rank=SYMPTOM,
+    ),
+    rule(
+        "other",
+        "fail_trial",
+        r"illegal memory access|unspecified launch failure|device-side assert triggered|misaligned address"
+        r"|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED|NOT_SUPPORTED|INVALID_VALUE)"
+        r"|Segmentation fault|Segfault encountered|Fatal Python error|Aborted +\(core dumped\)|CUDA error: an illegal"
+        r"|Bus error",
+        "A kernel or native code failed. If it does so again with these flags, leave them out.",
+        words=(
+            "illegal memory access",
+            "unspecified launch failure",
+            "device-side assert",
+            "misaligned address",
+            "CUBLAS_STATUS_",
+            "Segmentation fault",
+            "Segfault encountered",
+            "Fatal Python error",
+            "(core dumped)",
+            "CUDA error: an illegal",
+            "Bus error",
+        ),
+        rank=SYMPTOM,
+    ),
+    rule(
+        "version_mismatch",
+        "abort_sweep",
+        r"died unexpectedly \(exit code: -4\)|Failed core proc\(s\): \{[^}]{0,200}: -4\b|died with exit code -4\b",
+        "This build uses instructions that the processor does not have: install a build for this CPU.",
+        rank=SYMPTOM,
+    ),
+    # Communication and hangs.
+    rule(
+        "nccl_or_distributed",
+        "prune",
+        r"Cannot provide a placement group requiring (?P<world_size>\d+)"
+        r"|number of required \w+ exceeds the total number of available|has no GPU available\. current_node_resource"
+        r"|Current node has no GPU available|ray\.exceptions\.\w*PlacementGroup\w*|No available node types can fulfill",
+        "Ray has fewer free GPUs than this asks for: use no more than `ray status` shows, and end what still holds some.",
+        words=(
+            "Cannot provide a placement group",
+            "exceeds the total number of available",
+            "has no GPU available",
+            "PlacementGroup",
+            "No available node types",
+        ),
+        flags=PARALLEL,
+    ),
+    rule(
+        "nccl_or_distributed",
+        "abort_sweep",
+        r"\b[NR]CCL error\b|NCCL_ERROR_|DistBackendError|DistNetworkError|DistStoreError|nccl(?:Unhandled|Internal|System"
+        r"|Remote|Invalid)\w*Error|ncclInvalidUsage|caught collective operation timeout|connectFullMesh failed"
+        r"|peer access is not supported|client socket has timed out|Gloo connect|HCCL error|ncclCommInitRank"
+        r"|\[\S{0,60}gloo/transport/\S{1,80}\]|Duplicate GPU detected",
+        words=(
+            "CCL error",
+            "NCCL_ERROR_",
+            "DistBackendError",
+            "DistNetworkError",
+            "DistStoreError",
+            "nccl",
+            "collective operation timeout",
+            "connectFullMesh failed",
+            "peer access is not supported",
+            "client socket has timed out",
+            "loo",
+            "Duplicate GPU detected",
+        ),
+        rank=SYMPTOM,
+        flags=PARALLEL,
+    ),
+    rule(
+        "nccl_or_distributed",
+        "abort_sweep",
+        r"NCCL WARN",
+        rank=SYMPTOM,
+        flags=PARALLEL,
+        doubtful=True,
+    ),
+    rule(
+        "hang_timeout",
+        "retry",
+        r"RPC call to \w+ timed out|Timed out waiting for (?:new )?engine|Did not receive response from front-end process"
+        r"|Engine iteration timed out|RPC Server not ready|(?:execute_model|sample_tokens) timed out"
+        r"|failed to report ZMQ addresses within|Engine core .{0,60}did not (?:start|respond)|timed out waiting for the engine",
+        rank=SYMPTOM,
+    ),
+)
