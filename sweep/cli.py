@@ -70,6 +70,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_common(check)
     check.set_defaults(run=_check)
 
+    diagnose = commands.add_parser("diagnose", help="why a vLLM server died, and what to change")
+    diagnose.add_argument("log", metavar="LOG", help="the server's log, of any length; - for standard input")
+    diagnose.add_argument("--exit-code", type=int, metavar="N", help="of the server; -9 or 137 for a signal")
+    diagnose.add_argument("--phase", choices=["start", "load"], help="when it died; without this, as the log says")
+    diagnose.add_argument(
+        "--fixed", action="append", default=[], metavar="FLAG", help="a flag that is not to be changed; may be repeated"
+    )
+    diagnose.add_argument("--json", action="store_true", help="print one JSON document")
+    diagnose.set_defaults(run=_diagnose)
+
+    doctor = commands.add_parser("doctor", help="what on this machine would stop a sweep, or spoil it")
+    doctor.add_argument("space", nargs="?", type=Path, metavar="SPACE.yaml", help="look at what this one needs as well")
+    doctor.add_argument("--json", action="store_true", help="print one JSON document")
+    doctor.set_defaults(run=_doctor)
+
     status = commands.add_parser("status", help="how far a study is; works while it runs")
     status.add_argument("study", nargs="?", help="a name below results/, or a folder; without it, all studies")
     status.add_argument("--json", action="store_true", help="print one JSON document")
@@ -182,6 +197,28 @@ def _check(args: argparse.Namespace) -> int:
     else:
         print(check_text(document))
     return 0
+
+
+def _diagnose(args: argparse.Namespace) -> int:
+    from sweep.run.diagnose import diagnosis, diagnosis_document, diagnosis_text
+
+    found = diagnosis(args.log, exit_code=args.exit_code, phase=args.phase, fixed=args.fixed)
+    if args.json:
+        _print_json(diagnosis_document(found))
+    else:
+        print(diagnosis_text(found))
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from sweep.run.doctor import doctor_document, doctor_text
+
+    document = doctor_document(args.space)
+    if args.json:
+        _print_json(document)
+    else:
+        print(doctor_text(document))
+    return 0 if document["ok"] else MachineError.exit_code
 
 
 def _status(args: argparse.Namespace) -> int:

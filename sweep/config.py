@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import time
 from pathlib import Path
 from typing import Any, get_args
@@ -14,13 +15,15 @@ from sweep.errors import ConfigError
 from sweep.load.plan import Plan
 from sweep.load.workload import LoadSection
 from sweep.measure.warmup import MeasureSection
+from sweep.memory.section import MemorySection
 from sweep.model import Flags
 from sweep.search.objectives import Objective
 from sweep.search.space import Rule, RuleError, SearchSection, Space
 from sweep.section import Section, did_you_mean
+from sweep.serve.command_line import parse_command_line
 from sweep.serve.kind import ServeSection
-from sweep.serve.vllm_flags import RULES, changes_answers, parse_command_line, refusal
-from sweep.yamlfile import KeyPath, YamlFile, read_value, read_yaml
+from sweep.serve.vllm_flags import RULES, changes_answers, refusal
+from sweep.yamlfile import KeyPath, YamlFile, dotted_key, read_value, read_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SPECULATIVE = frozenset(
@@ -58,6 +61,7 @@ class SweepConfig(Section):
     search: SearchSection
     load: LoadSection
     measure: MeasureSection = MeasureSection()
+    memory: MemorySection = MemorySection()
     run: RunSection
     _document: YamlFile | None = PrivateAttr(default=None)
 
@@ -84,7 +88,7 @@ class SweepConfig(Section):
 
     def place(self, key: KeyPath) -> str:
         """Return "file:line: key", as messages about a key begin; the key alone where no file was read."""
-        return f"{self._document.where(key)}: {_dotted(key)}" if self._document else _dotted(key)
+        return f"{self._document.where(key)}: {dotted_key(key)}" if self._document else dotted_key(key)
 
     def notes(self) -> list[str]:
         """Return what people should know before they start a night, and what is no mistake all the same."""
@@ -265,7 +269,7 @@ def _place_files(load: Any, document: YamlFile, key: KeyPath) -> Iterator[tuple[
                 holder[name] = str(document.path.absolute().parent / Path(holder[name]).expanduser())
             except RuntimeError:
                 raise ConfigError(
-                    f"{document.where(place)}: {_dotted(place)}: {holder[name]}: no such user; write the path out"
+                    f"{document.where(place)}: {dotted_key(place)}: {holder[name]}: no such user; write the path out"
                 ) from None
             yield holder[name], place
 
@@ -275,17 +279,17 @@ def _check_files(config: SweepConfig, document: YamlFile, files: Mapping[str, Ke
         plan = Plan(config.load, config.search.seed)
     except ConfigError as error:
         key = _key_of(str(error), files)
-        raise ConfigError(f"{document.where(key)}: {_dotted(key)}: {error}") from None
+        raise ConfigError(f"{document.where(key)}: {dotted_key(key)}: {error}") from None
     limit = _max_model_len(config)
     if limit is not None and (rows := plan.too_long(limit)):
         key = _key_of(rows[0], files)
         raise ConfigError(
-            f"{document.where(key)}: {_dotted(key)}: {len(rows):,} rows need more than serve.args.max-model-len"
+            f"{document.where(key)}: {dotted_key(key)}: {len(rows):,} rows need more than serve.args.max-model-len"
             f" {limit}, the first is {rows[0]}; raise that, or leave them out of the file"
         )
     if plan.synthetic:
         key = next(iter(files.values()))
-        for problem in _speculation_problems(config, _dotted(key)):
+        for problem in _speculation_problems(config, dotted_key(key)):
             raise ConfigError(f"{document.where(key)}: {problem}")
 
 
@@ -293,16 +297,12 @@ def _key_of(place: str, files: Mapping[str, KeyPath]) -> KeyPath:
     return next((key for path, key in files.items() if place.startswith((f"{path}:", f"{path},"))), ("load",))
 
 
-def _dotted(key: KeyPath) -> str:
-    return ".".join(str(part) for part in key)
-
-
 def _validate(data: dict[str, Any], document: YamlFile) -> SweepConfig:
     try:
         config = SweepConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(_describe(error, document))) from None
-    config._document = document  # noqa: SLF001
+    config._document = replace(document, data={})  # noqa: SLF001 - only the places are needed
     return config
 
 
@@ -316,7 +316,7 @@ def _describe(error: ValidationError, document: YamlFile) -> Iterator[str]:
                 dotted = line.partition(":")[0]
                 yield f"{document.where(_split(dotted))}: {line}"
             continue
-        dotted = _dotted(key)
+        dotted = dotted_key(key)
         if item["type"] == "extra_forbidden":
             known = _known_keys(key[:-1])
             message = f"unknown key{did_you_mean(str(key[-1]), known)}; known here: {', '.join(known)}"

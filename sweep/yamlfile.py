@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,11 +19,14 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """A parsed file: plain data, and the 1-based line on which each key or list entry stands."""
+    """A parsed file: plain data, and the 1-based line on which each key or list entry stands.
 
-    path: Path
+    Files that say the same are equal, wherever they lie and however they are laid out.
+    """
+
+    path: Path = field(compare=False)
     data: dict[str, Any]
-    lines: dict[KeyPath, int]
+    lines: dict[KeyPath, int] = field(compare=False)
 
     def where(self, key: KeyPath) -> str:
         """Return "file:line" of a key, or of the nearest key above it that the file has.
@@ -37,8 +40,12 @@ class YamlFile:
         return str(self.path)
 
 
+def dotted_key(key: KeyPath) -> str:
+    return ".".join(str(part) for part in key)
+
+
 def _spelling(key: KeyPath) -> str:
-    return ".".join(str(part) for part in key).replace("_", "-")
+    return dotted_key(key).replace("_", "-")
 
 
 def read_yaml(path: Path) -> YamlFile:

@@ -14,7 +14,18 @@ _HEAD_NORMS = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text"})
 _FOUR_NORMS = frozenset({"gemma2", "gemma3", "gemma3_text"})
 # Families whose parameter count this module has right to the last one (see docs/memory.md).
 _COUNTED = frozenset(
-    {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "deepseek_v2", "deepseek_v3"}
+    {
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "gemma2",
+        "gemma3_text",
+        "deepseek_v2",
+        "deepseek_v3",
+    }
     | {"gpt_oss"}
 )
 # Keys of layers that keep a state instead of a cache, or share one, or have other heads in some layers: what those take
@@ -53,8 +64,7 @@ class Architecture:
     """A model as its config.json describes it.
 
     attention: MHA, GQA, MQA or MLA. layers: None where `unknown` says why their cache cannot be told.
-    parameters: None where the config lacks what it takes to count them; exact says whether the count is of a family that
-    is known to the last one.
+    parameters: of the language model, counted; exact says whether its family is one that is known to the last of them.
     """
 
     model_type: str
@@ -66,7 +76,7 @@ class Architecture:
     layer_count: int
     layers: tuple[Layer, ...] | None
     unknown: str | None
-    parameters: int | None
+    parameters: int
     exact: bool
     dtype: str
     max_len_tokens: int | None
@@ -135,7 +145,7 @@ def _unlike(text: Config) -> str | None:
         if text.get(key):
             return f"it has {words}"
     kinds = {str(kind) for kind in text.get("layer_types") or ()} - {"full_attention", "sliding_attention"}
-    return f"it has layers of the kind {sorted(kinds)[0]!r}" if kinds else None
+    return f"it has layers of the kind {min(kinds)!r}" if kinds else None
 
 
 def _layers(text: Config, count: int) -> tuple[Layer, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ class ModelCard:
     quantization: str | None
 
     @property
-    def parameters(self) -> int | None:
+    def parameters(self) -> int:
         """How many parameters it has; of packed quantized weights, what the config says."""
         if self.elements is not None and self.quantization is None:
             return sum(self.elements.values())
@@ -55,7 +56,10 @@ class ModelCard:
             stored = _DTYPE_BYTES.get(self.architecture.dtype, 2) if self.quantization is None else size
             return self.weight_bytes * size // stored
         return int(
-            sum(n * (size if kind in {"F32", "F16", "BF16"} else ELEMENT_BYTES[kind]) for kind, n in self.elements.items())
+            sum(
+                n * (size if kind in {"F32", "F16", "BF16"} else ELEMENT_BYTES[kind])
+                for kind, n in self.elements.items()
+            )
         )
 
 
@@ -74,14 +78,15 @@ def read_card(model: str, revision: str | None = None, env: Mapping[str, str] | 
         return None
 
 
-def card_of(model: str, config: Mapping[str, Any], weights: Weights | None = None) -> ModelCard | None:
-    """Return the card that a config.json and what is known of the weights make; None if nothing tells their size."""
+def card_of(model: str, config: Mapping[str, Any], weights: Weights | None = None) -> ModelCard:
+    """Return the card that a config.json and what is known of the weights make.
+
+    Raises KeyError, TypeError or ValueError where the config is not that of a language model.
+    """
     architecture = read_architecture(config)
     quantization = _quantization(config)
     if weights is not None:
         return ModelCard(model, architecture, weights.file_bytes, "files", weights.elements, quantization)
-    if architecture.parameters is None:
-        return None
     size = _stored_bytes(config, architecture)
     return ModelCard(model, architecture, int(architecture.parameters * size), "architecture", None, quantization)
 
@@ -97,10 +102,8 @@ def find(model: str, revision: str | None, env: Mapping[str, str]) -> Path | Non
     cache = Path(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
     stored = cache / f"models--{model.replace('/', '--')}"
     name = revision or "main"
-    try:
+    with contextlib.suppress(OSError):  # a commit is its own name
         name = (stored / "refs" / name).read_text(encoding="utf-8").strip()
-    except OSError:
-        pass  # a commit is its own name
     snapshot = stored / "snapshots" / name
     return snapshot if (snapshot / "config.json").is_file() else None
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Of one element, by the names that the format gives its types.
 ELEMENT_BYTES: dict[str, float] = {
@@ -17,7 +17,7 @@ _LONGEST_HEADER = 100_000_000  # the format's own limit
 
 
 class Weights(NamedTuple):
-    """file_bytes: of all tensors as they are stored. elements: how many of each type; None where only an index is there."""
+    """file_bytes: of all tensors as they are stored. elements: how many of each type; None of an index alone."""
 
     file_bytes: int
     elements: dict[str, int] | None
@@ -63,7 +63,7 @@ def _of_headers(files: list[Path]) -> Weights:
     return Weights(total, dict(elements))
 
 
-def _header(file: Path) -> dict[str, dict[str, list[int]] | dict[str, str]]:  # type: ignore[type-arg]
+def _header(file: Path) -> dict[str, dict[str, Any]]:
     """Return the tensors that a file describes. The format: 8 bytes with the header's length, then it, as JSON."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

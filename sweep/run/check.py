@@ -11,7 +11,7 @@ from sweep.config import SweepConfig
 from sweep.errors import MachineError
 from sweep.run.loop import first_guess_s
 from sweep.run.night import plan_text
-from sweep.run.preflight import Preflight, config_file, preflight
+from sweep.run.preflight import Preflight, config_file, known_before, preflight
 from sweep.run.workload import workload_document, workload_notes
 from sweep.serve.kind import argv
 from sweep.text import flag_value
@@ -21,9 +21,9 @@ _SHOWN = 12
 
 def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
     """Check a space and return the plan. Raises ConfigError or MachineError for what would stop the sweep."""
-    checked = asyncio.run(preflight(config)) if ask_vllm else None
+    checked = asyncio.run(preflight(config) if ask_vllm else known_before(config))
     workload = workload_document(config.load, config.search.seed)
-    trace_s, moe = workload["trace_s"], checked.moe if checked else None
+    trace_s, moe = workload["trace_s"], checked.moe
     folder = Path("results") / config.run.name / "trials" / "0000"
     launch = config.serve.launch(config.baseline, swept=tuple(config.search.params), trial_dir=folder)
     try:
@@ -40,16 +40,34 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
             for name, param in config.search.params.items()
         },
         "baseline": config_file(config, config.baseline),
-        "baseline_resolved": _left_to_vllm(config, checked) if checked else None,
-        "vllm_version": checked.vllm_version if checked else None,
+        "baseline_resolved": _left_to_vllm(config, checked) if ask_vllm else None,
+        "vllm_version": checked.vllm_version,
+        "platform": checked.platform,
+        "catalogue": _known_flags(checked),
+        "refused": {
+            name: [{"value": check.value, "reason": check.error} for check in found if check.error]
+            for name, found in checked.alone.items()
+        },
+        "same_config": {name: _alike(checked, name) for name in checked.alone},
         "command": command,
-        "notes": [*(checked.notes if checked else ()), *config.notes(), *workload_notes(workload, moe)],
+        "notes": [*checked.notes, *config.notes(), *workload_notes(workload, moe)],
     }
 
 
 def _left_to_vllm(config: SweepConfig, checked: Preflight) -> dict[str, Any]:
     told = config.flags(config.baseline)
     return {name: checked.resolved.get(name) for name in config.search.params if name not in told}
+
+
+def _known_flags(checked: Preflight) -> dict[str, Any] | None:
+    """Return against which flags the space was checked; kept: they were read in an earlier call."""
+    known = checked.catalogue
+    return {"vllm_version": known.version, "flags": len(known.flags), "kept": known.kept} if known else None
+
+
+def _alike(checked: Preflight, name: str) -> list[list[Any]]:
+    """Return the values of a flag that give the engine one and the same configuration."""
+    return [list(group) for group in checked.same_config(name) if len(group) > 1]
 
 
 def check_text(document: dict[str, Any]) -> str:
@@ -65,9 +83,24 @@ def check_text(document: dict[str, Any]) -> str:
             for name, value in resolved.items()
         ]
     lines += ["", f"Command: {document['command']}"]
-    if document["vllm_version"]:
-        lines += [f"The flags were read by the parser of the installed vLLM {document['vllm_version']}."]
+    lines += _checked_against(document)
+    for name, groups in document["same_config"].items():
+        for group in groups:
+            values = ", ".join(map(flag_value, group))
+            lines += [f"Note: search.params.{name}: {values} give the engine the same configuration."]
     return "\n".join([*lines, *(f"Note: {note}" for note in document["notes"])])
+
+
+def _checked_against(document: dict[str, Any]) -> list[str]:
+    lines = []
+    known, version = document["catalogue"], document["vllm_version"]
+    if known:
+        lines += [f"The flags' names and values are among the {known['flags']} that vLLM {known['vllm_version']} has."]
+    if version:
+        lines += [
+            f"The flags were read by the parser of the installed vLLM {version}, platform {document['platform']}."
+        ]
+    return lines
 
 
 def _values(values: list[Any], size: int) -> str:

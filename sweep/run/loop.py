@@ -45,7 +45,7 @@ class Sweep:
     study: Study
     emit: Callable[[Event], None]
     resolved: Flags  # the baseline's values of the swept flags, as far as the engine told them before the launch
-    knowledge: Knowledge
+    knowledge: Knowledge  # of what cannot run, and of what does the same
     workload: dict[str, Any]  # what workload.json holds
     deadline: float | None  # monotonic seconds
     after_trial: Callable[[], None]
@@ -67,9 +67,11 @@ class Sweep:
         Raises ConfigError or MachineError for what every further trial would suffer, StoppedError when nothing
         works any more, CancelledError when the user stops; the outcome of the last trial is kept in any case.
         """
+        self._take_in()
         while True:
             if reason := self._why_stop():
                 return reason
+            self.knowledge.look()
             planned = self._next()
             if planned is None:
                 return self._exhausted()
@@ -150,6 +152,7 @@ class Sweep:
         before = self.ledger.best
         verdict = self.ledger.add(outcome)
         self.study.tell(outcome, verdict, token=planned.token, point=self.point_of(outcome))
+        self._take_in()
         best = self.ledger.best
         self.emit(
             Event(
@@ -170,6 +173,12 @@ class Sweep:
             # These files can be made again at any time; the night goes on without them.
             self.note(f"The tables could not be written ({error.filename}: {error.strerror}).")
         return outcome
+
+    def _take_in(self) -> None:
+        """Let what is known so far decide what is tried next, and say what is new about it."""
+        for note in self.knowledge.learn(self.ledger.outcomes):
+            self.note(note)
+        self.study.take_as_one(self.knowledge.alike)
 
     def _follow_up(self, outcome: Outcome) -> None:
         """Tell what a failure leads to; what is run next follows from the outcomes. Raises where it ends the sweep."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,12 +19,14 @@ from sweep.model import Event, Measured, Outcome
 from sweep.report.view import StudyView
 from sweep.run import environment
 from sweep.run.finish import build_view, doubts, write_all, write_progress
-from sweep.run.ledger import Ledger
+from sweep.run.knowledge import Knowledge
+from sweep.run.ledger import Ledger, gpus_of
 from sweep.run.loop import Sweep, first_guess_s
 from sweep.run.preflight import preflight
 from sweep.run.store import Store
 from sweep.run.workload import workload_document, workload_notes
 from sweep.search.study import Study
+from sweep.serve.device import device_memory
 from sweep.serve.process import kill_leftovers
 
 EXIT_OK = 0
@@ -61,7 +65,8 @@ async def run_study(
         await _take_up(store, emit)
         objective = config.objective
         ledger = Ledger(objective, config.serve.args, store.outcomes())
-        with Study.open(store.database, config.run.name, config.space, objective, config.search) as study:
+        space = config.space.with_rules(checked.rules)
+        with Study.open(store.database, config.run.name, space, objective, config.search) as study:
             sweep = Sweep(
                 config=config,
                 store=store,
@@ -69,6 +74,11 @@ async def run_study(
                 study=study,
                 emit=emit,
                 resolved=checked.resolved,
+                knowledge=Knowledge(
+                    config,
+                    checked,
+                    partial(device_memory, os.environ | config.serve.env, count=gpus_of(config.serve.args)),
+                ),
                 workload=workload,
                 deadline=deadline_of(config.run.hours, until),
                 after_trial=lambda: write_progress(build_view(config, store, ledger, complete=False), store),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,24 +11,49 @@ import yaml
 
 from sweep.config import SweepConfig
 from sweep.errors import ConfigError, MachineError
+from sweep.failure import Failure
 from sweep.load.stamps import allow_open_files
-from sweep.model import Flags
+from sweep.model import Flags, FlagValue
+from sweep.run import value_check
+from sweep.run.flag_check import flag_problems
+from sweep.run.value_check import ValueCheck
 from sweep.serve.failures import classify
-from sweep.serve.parser_check import ParsedConfig, check_configs
+from sweep.serve.flag_catalogue import Catalogue, kept_catalogue, read_catalogue
+from sweep.serve.parser_check import Comparison, ParsedConfig, compare_configs
 from sweep.serve.vllm_flags import to_config
+from sweep.yamlfile import KeyPath
+
+_BASELINE = "search.baseline"
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
     """resolved: the baseline's values of all flags as the engine would use them, as far as they could be had.
 
-    moe: whether the model is a mixture of experts; None where that could not be had.
+    moe: whether the model is a mixture of experts; None where that could not be had. platform: "cpu", "cuda", "rocm", …
+    as vLLM sees it. rules: what this platform asks of the flags, beside the rules of every space. alone: of each swept
+    flag what vLLM makes of its values, of many the chosen ones. catalogue: the flags that this vLLM has.
     """
 
     vllm_version: str | None
     resolved: Flags = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     moe: bool | None = None
+    platform: str | None = None
+    rules: tuple[str, ...] = ()
+    alone: dict[str, tuple[ValueCheck, ...]] = field(default_factory=dict)
+    catalogue: Catalogue | None = None
+
+    def refused(self, flags: Flags) -> str | None:
+        """Return why no launch with these flags can succeed, if one flag by itself is the reason."""
+        return value_check.refused(self.alone, flags)
+
+    def same_config(self, flag: str) -> tuple[tuple[FlagValue, ...], ...]:
+        """Group a flag's values by the engine's configuration with the baseline's other flags.
+
+        A value unlike all others is a group of its own; of a value that stands in no group nothing is known.
+        """
+        return value_check.same_config(self.alone.get(flag, ()))
 
 
 def config_file(config: SweepConfig, chosen: Flags) -> dict[str, object]:
@@ -37,47 +62,97 @@ def config_file(config: SweepConfig, chosen: Flags) -> dict[str, object]:
 
 
 async def preflight(config: SweepConfig) -> Preflight:
-    """Let the vLLM that will serve read the flags that are sure to be used: the fixed, the baseline's, the enqueued.
+    """Let the vLLM that will serve read the flags: all names and types, what is sure to be used, and each swept value.
 
     Raises ConfigError for flags that it refuses, MachineError where there is no vLLM or no model.
     """
     for level in config.load.levels():
         allow_open_files(level.concurrency)
-    entries = {"serve.args": {}, "search.baseline": config.baseline}
+    catalogue = await read_catalogue(config.serve)
+    _refuse_unknown(config, catalogue)
+    entries = {"serve.args": {}, _BASELINE: config.baseline}
     entries |= {f"search.enqueue.{i}": flags for i, flags in enumerate(config.search.enqueue)}
-    entries["search.params"] = _a_point(config)
-    parsed = await parse(config, entries)
-    fixed = parsed["serve.args"]
+    alone = {
+        value_check.key_of(name, number): {**config.baseline, name: value}
+        for name, values in value_check.values_to_ask(config).items()
+        for number, value in enumerate(values)
+    }
+    asked = await _ask(config, entries | alone, compared=tuple(alone))
+    fixed, baseline = asked.compared["serve.args"], asked.compared[_BASELINE]
     if fixed.unchecked:
-        return Preflight(
-            fixed.vllm_version, notes=(f"The flags could not be checked before the launch: {fixed.unchecked}",)
-        )
-    for key, result in parsed.items():
-        # Of the swept flags only the names are certain: one point may well be refused and another accepted.
-        if result.error and (key != "search.params" or "unrecognized arguments" in result.error):
-            _refuse(key, result.error, config)
-    baseline = parsed["search.baseline"]
-    return Preflight(fixed.vllm_version, dict(baseline.resolved or {}), moe=baseline.moe)
+        note = f"The flags could not be checked before the launch: {fixed.unchecked}"
+        return Preflight(fixed.vllm_version, notes=(note,), catalogue=catalogue)
+    _refuse(config, {key: asked.compared[key] for key in entries}, entries)
+    known = [spec.name for spec in catalogue.flags] if catalogue else []
+    checks = value_check.check_values(config, asked, baseline.platform, baseline, known)
+    return Preflight(
+        fixed.vllm_version,
+        dict(baseline.resolved or {}),
+        tuple(value_check.refusal_notes(checks)),
+        moe=baseline.moe,
+        platform=baseline.platform,
+        rules=value_check.platform_rules(baseline.platform, baseline.resolved or {}),
+        alone=checks,
+        catalogue=catalogue,
+    )
 
 
-def _a_point(config: SweepConfig) -> Flags:
-    return {name: param.values()[0] for name, param in config.search.params.items()}
+async def known_before(config: SweepConfig) -> Preflight:
+    """Check the flags' names and types without a start of vLLM, if an earlier check has kept its flags.
+
+    Raises ConfigError for flags that it has not.
+    """
+    try:
+        catalogue = await kept_catalogue(config.serve)
+    except MachineError as fault:
+        return Preflight(None, notes=(f"The flags were not checked: {fault}",))
+    _refuse_unknown(config, catalogue)
+    note = "The flags were not checked: what this vLLM has is read by a check without --offline, and kept."
+    return Preflight(None, notes=() if catalogue else (note,), catalogue=catalogue)
+
+
+def _refuse_unknown(config: SweepConfig, catalogue: Catalogue | None) -> None:
+    if catalogue is not None and (problems := flag_problems(config, catalogue)):
+        raise ConfigError("\n".join(problems))
 
 
 async def parse(config: SweepConfig, entries: Mapping[str, Flags]) -> dict[str, ParsedConfig]:
+    return (await _ask(config, entries)).compared
+
+
+async def _ask(config: SweepConfig, entries: Mapping[str, Flags], compared: Sequence[str] = ()) -> Comparison:
     with tempfile.TemporaryDirectory(prefix="vllm-sweep-") as folder:
         paths = {}
         for number, (key, chosen) in enumerate(entries.items()):
             paths[key] = Path(folder) / f"{number}.yaml"
             paths[key].write_text(yaml.safe_dump(config_file(config, chosen)), encoding="utf-8")
-        return await check_configs(config.serve, paths)
+        base = _BASELINE if compared else None
+        return await compare_configs(config.serve, paths, base=base, compared=compared)
 
 
-def _refuse(key: str, error: str, config: SweepConfig) -> None:
-    failure = classify(error, exit_code=2, phase="start", swept=(), fixed=tuple(config.serve.args))
-    if failure.kind.startswith("oom_"):
-        return  # memory is for the launch to find out, and a baseline without room is replaced
+def _refuse(config: SweepConfig, parsed: Mapping[str, ParsedConfig], entries: Mapping[str, Flags]) -> None:
+    """Raise for everything in these entries that vLLM refuses, each with its place."""
+    failures: dict[str, tuple[Failure, str]] = {}
+    for key, result in parsed.items():
+        if not result.error:
+            continue
+        failure = classify(result.error, exit_code=2, phase="start", swept=(), fixed=tuple(config.serve.args))
+        # Memory is for the launch to find out, and a baseline without room is replaced. What the fixed flags cause, the
+        # others suffer as well; it is told once.
+        if not failure.kind.startswith("oom_") and failure.evidence not in failures:
+            failures[failure.evidence] = failure, config.place(_key(key, failure, config.flags(entries[key])))
+    if failures:
+        text = "\n".join(
+            f"{place}: vLLM refuses this: {failure.evidence}\n{failure.advice}" for failure, place in failures.values()
+        )
+        mendable = all(failure.kind in {"invalid_argument", "unsupported_feature"} for failure, _ in failures.values())
+        raise ConfigError(text) if mendable else MachineError(text)
+
+
+def _key(entry: str, failure: Failure, flags: Flags) -> KeyPath:
+    """Return the key that is to be mended: of the one flag that the message names, else of the entry."""
     if failure.kind in {"model_not_found", "auth_gated_model", "trust_remote_code_needed"}:
-        key = "serve.model"
-    text = f"{key}: vLLM refuses this: {failure.evidence}\n{failure.advice}"
-    raise ConfigError(text) if failure.kind in {"invalid_argument", "unsupported_feature"} else MachineError(text)
+        return ("serve", "model")
+    parts: KeyPath = tuple(int(part) if part.isdecimal() else part for part in entry.split("."))
+    named = [name for name in flags if name.replace("-", "_") in failure.evidence.replace("-", "_")]
+    return (*parts, named[0]) if len(named) == 1 else parts

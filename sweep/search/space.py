@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
 
@@ -315,6 +315,10 @@ class Space:
     def size(self) -> int:
         """The number of combinations, forbidden ones too."""
         return math.prod(param.size for param in self.params.values())
+
+    def with_rules(self, texts: Iterable[str]) -> Space:
+        """Return the same space with more rules."""
+        return replace(self, rules=(*self.rules, *map(Rule.parse, texts)))
 
     def violated(self, flags: Flags) -> str | None:
         """Return the first rule that these flags break."""

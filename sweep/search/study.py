@@ -168,7 +168,9 @@ class Study:
         self._twins = {}
         for name, alike in groups.items():
             places = [[self._space.params[name].index(value) for value in values] for values in alike]
-            self._twins[name] = {i: group[0] for group in places for i in group if i is not None and group[0] is not None}
+            self._twins[name] = {
+                i: group[0] for group in places for i in group if i is not None and group[0] is not None
+            }
 
     def ask(self, avoid: Callable[[Flags], object] | None = None) -> Proposal | None:
         """Propose flags that are not known yet; None when the space has no others.

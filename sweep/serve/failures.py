@@ -1,221 +1,295 @@
 """Why a vLLM server failed, read from its log and from how it ended.
 
 A log is searched as a whole. A message that names the cause wins over a symptom, a symptom over a consequence, and the
-first of several over the later ones: an engine that dies makes every process around it complain after it.
+first of several over the later ones: an engine that dies makes every process around it complain after it. What stands
+before the line that says that the server is up did not stop it.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from sweep.failure import Failure, FailureKind, Phase, Treatment
-from sweep.serve import vllm_log
-from sweep.serve.failure_rules import CAUSE, CONSEQUENCE, LESS_MEMORY, RULES, WEIGHTS, WRAPPER, Rule
+from sweep.serve import message_numbers
+from sweep.serve.advice import advice
+from sweep.serve.failure_rules import RULES
+from sweep.serve.log_lines import Found, Line, Reader, opened, strip
+from sweep.serve.log_story import Step, Story
+from sweep.serve.rule import CONSEQUENCE, SYMPTOM, WRAPPER, Rule
 from sweep.serve.vllm_flags import normalise
-from sweep.serve.vllm_log import Line
 
-_HALF_LOG_BYTES = 4 << 20
 _MAX_EVIDENCE = 500
 _SECRET = re.compile(r"hf_\w{20,}|sk-[\w-]{20,}|Bearer \S+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-# What was going on when memory ran out. First by the functions of the traceback, of which the outermost decides …
-_FUNCTIONS: tuple[tuple[re.Pattern[str], FailureKind], ...] = (
-    (re.compile(r"\b(?:load_model|get_model)\b"), "oom_weights"),
-    (re.compile(r"\bdetermine_(?:available_memory|num_available_blocks)\b|\bprofile_run\b"), "oom_activation_profile"),
-    (re.compile(r"\b(?:initialize_cache|compile_or_warm_up_model|capture_(?:model|end))\b"), "oom_cudagraph_capture"),
-    (re.compile(r"\b(?:run_engine_loop|run_busy_loop|sample_tokens)\b|MQLLMEngine"), "oom_runtime"),
-)
-# … else by the last step of the start that the log has told of.
-_STEPS: tuple[tuple[re.Pattern[str], FailureKind], ...] = (
-    (re.compile(r"Initializing an? (?:V1 )?LLM engine|Starting to load model"), "oom_weights"),
-    (re.compile(r"Loading (?:model )?weights took|Model loading took"), "oom_activation_profile"),
-    (re.compile(r"KV cache size|KV cache memory|# \w+ blocks|Captur"), "oom_cudagraph_capture"),
-    (re.compile(r"Application startup complete|Uvicorn running"), "oom_runtime"),
-)
-_OOM_ADVICE: dict[FailureKind, str] = {
-    "oom_weights": WEIGHTS,
-    "oom_activation_profile": "Lower max-num-batched-tokens or max-num-seqs, or use more GPUs.",
-    "oom_cudagraph_capture": "Lower gpu-memory-utilization, max-num-seqs or cudagraph-capture-sizes.",
-    "oom_runtime": LESS_MEMORY,
-}
-
 # Records of these levels are no errors, whatever words stand in them ("If OOM'ed, check …").
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING"})
-_WAITING = re.compile(r"Waiting for \d+ local, \d+ remote core engine|No available shared memory broadcast block found")
 _PYDANTIC_NOISE = re.compile(r"\s*\[type=.*")
-_MAX_LINE = 4000
+# The second of pydantic's two lines for a field; the first holds its name.
+_OF_A_FIELD = re.compile(r"^(?:Input should |Extra inputs are not|Unexpected keyword argument|Field required)")
+_CODE = ('File "', "raise ")
+# A clean end leaves errors of its own behind.
+_STOPPED = frozenset({None, 0, -2, -15, 130, 143})
+_BLOCKED_UNDER_LOAD = 2
+_FLOOD = 5000
+_BLOCKED_AT_START = 10  # minutes: compiling takes less
+
+
+class Diagnosis(NamedTuple):
+    """line: the number of the decisive line, from 1; None where no line decided."""
+
+    failure: Failure
+    line: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Match:
     rule: Rule
-    kind: FailureKind
     evidence: str
+    line: int
     bounds: dict[str, float]
+    step: Step
 
 
 def classify(
     log: Path | str,
     *,
     exit_code: int | None,
-    phase: Phase,
+    phase: Phase | None,
     swept: Collection[str] = (),
     fixed: Collection[str] = (),
 ) -> Failure:
     """Return why the server failed; kind "healthy" when nothing speaks of a failure. Never raises.
 
-    log: the path of a log, or its text. swept, fixed: names of flags; a fixed flag at fault stops the sweep.
+    log: the path of a log, or its text. phase: None where only the log can tell. swept, fixed: names of flags; a fixed
+    flag at fault stops the sweep.
     """
-    lines = _merged(read_log(log) if isinstance(log, Path) else log)
-    found = _search(lines, phase)
-    killed = _signal_of(exit_code) == "SIGKILL"
-    if found is None or (killed and found.rule.rank >= CONSEQUENCE):
-        return _without_message(lines, exit_code, phase)
-    return Failure(
-        found.kind,
-        _treatment(found, frozenset(swept), frozenset(fixed)),
-        evidence=_clean(found.evidence),
-        advice=found.rule.advice if found.kind == found.rule.kind else _OOM_ADVICE[found.kind],
-        phase=phase,
-        bounds=found.bounds or None,
+    return diagnose(log, exit_code=exit_code, phase=phase, swept=swept, fixed=fixed).failure
+
+
+def diagnose(
+    log: Path | str | BinaryIO,
+    *,
+    exit_code: int | None = None,
+    phase: Phase | None = None,
+    swept: Collection[str] = (),
+    fixed: Collection[str] = (),
+) -> Diagnosis:
+    """Return what `classify` does, of an open stream too, and which line decided."""
+    search = _Search(opened(log), exit_code)
+    match = search.run()
+    told = search.story
+    killed = _signal_of(exit_code) == "SIGKILL" and not told.kills_itself
+    if match is None or (killed and match.rule.rank >= CONSEQUENCE):
+        return Diagnosis(_without_message(search, exit_code, phase), None)
+    kind = match.rule.kind
+    if kind == "oom_runtime":
+        kind = told.of_memory(match.step, phase, match.bounds.get("allocation_bytes"))
+    bounds = dict(match.bounds)
+    if kind == "oom_kv_cache_none" and told.available_kv_gib is not None:
+        bounds |= message_numbers.named({"available_gib": told.available_kv_gib})
+    failure = Failure(
+        kind,
+        _treatment(match, kind, phase or told.phase, normalised(swept), normalised(fixed)),
+        evidence=_clean(match.evidence),
+        advice=advice(kind, match.rule.advice if kind == match.rule.kind else "", bounds),
+        phase=phase or told.phase,
+        bounds=bounds or None,
         exit_code=exit_code,
     )
+    return Diagnosis(failure, match.line)
 
 
-def read_log(path: Path) -> str:
-    """Return the log, of a huge one its two ends; nothing when there is none."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(2 * _HALF_LOG_BYTES)
-            size = file.seek(0, 2)
-            if size <= len(head):
-                return head.decode(errors="replace")
-            file.seek(max(size - _HALF_LOG_BYTES, _HALF_LOG_BYTES))
-            return (head[:_HALF_LOG_BYTES] + b"\n" + file.read()).decode(errors="replace")
-    except OSError:
-        return ""
+def normalised(flags: Collection[str]) -> frozenset[str]:
+    return frozenset(map(normalise, flags))
 
 
-def _merged(log: str) -> list[Line]:
-    """Return the lines, with pydantic's two lines for a field as one: `block_size: Input should be greater than 0`."""
-    merged: list[Line] = []
-    for line in vllm_log.lines(log):
-        if line.text.startswith("Input should ") and merged:
-            merged[-1] = line._replace(text=f"{merged[-1].text}: {line.text}")
-        else:
-            merged.append(line._replace(text=line.text[:_MAX_LINE]))
-    return merged
+class _Search:
+    """Goes through a log once, and keeps the first line of the best rank."""
 
+    def __init__(self, blocks: Iterable[bytes], exit_code: int | None) -> None:
+        self.story = Story()
+        self.reader = Reader(blocks, any_level=())
+        self._stopped = exit_code in _STOPPED
+        self._best: _Match | None = None
+        self._rules: dict[bytes, list[Rule]] = {}
+        self._topics: dict[bytes, list[str]] = {}
+        self._concern: dict[tuple[bytes, ...], tuple[list[Rule], set[str]]] = {}
+        self._in_vain = 0  # lines that no rule was for
+        self._idle: set[bytes] = set()  # the first of them, without their digits
+        self._look_for()
 
-def _search(lines: Sequence[Line], phase: Phase) -> _Found | None:
-    """Go through the log once, and keep the first line of the best rank."""
-    best: _Found | None = None
-    doing = _Doing(phase)
-    seen: set[Line] = set()
-    for i, line in enumerate(lines):
-        doing.see(line)
-        if line in seen:  # an error that repeats with every request says no more the second time
-            continue
-        seen.add(line)
-        rule = _first_rule(line, below=WRAPPER + 1 if best is None else best.rule.rank)
-        if rule is None:
-            continue
-        # A terminal may have wrapped the message, and with it the numbers.
-        whole = "".join(part.text for part in lines[i : i + 3])
-        kind = doing.kind() if rule.kind == "oom_runtime" else rule.kind
-        best = _Found(rule, kind, line.text, _bounds(rule, whole))
-        if rule.rank == CAUSE:
-            break
-    return best
+    @property
+    def last(self) -> str:
+        return strip(self.reader.last.decode(errors="replace")).text
 
+    def _look_for(self) -> None:
+        """Look for what rules of a lower rank than the best so far need, and for what tells the story."""
+        below = WRAPPER + 1 if self._best is None else self._best.rule.rank
+        self._rules, self._concern = {}, {}
+        for rule in RULES:
+            for needle in rule.needles if rule.rank < below else ():
+                self._rules.setdefault(needle, []).append(rule)
+        self._topics = self.story.topics(
+            during=below > SYMPTOM, doubtful=self._best is not None and self._best.rule.doubtful
+        )
+        anywhere = {needle for needle, rules in self._rules.items() if any(rule.any_level for rule in rules)}
+        self.reader.any_level = anywhere | self._topics.keys()
+        self.reader.loud = self._rules.keys() - self.reader.any_level
 
-def _first_rule(line: Line, *, below: int) -> Rule | None:
-    """Return the first rule of the lowest rank that the line satisfies."""
-    best = None
-    for rule in RULES:
-        if rule.rank < below and (line.level not in _QUIET or rule.any_level) and rule.pattern.search(line.text):
-            best, below = rule, rule.rank
-    return best
+    def run(self) -> _Match | None:
+        for found in self.reader:
+            rules, topics = self._concerned(tuple(found.words))
+            if (not topics or self.story.says_nothing_new(topics, found.words)) and (not rules or self._known(found)):
+                continue
+            line = found.line
+            loud = line.level not in _QUIET
+            if topics:
+                self._tell(line, topics, loud=loud)
+            if rules:
+                self._judge(found, line, rules, loud=loud)
+        return self._best
 
+    def _concerned(self, words: tuple[bytes, ...]) -> tuple[list[Rule], set[str]]:
+        """Return the rules, and the topics of the story, that lines with these words are of interest for."""
+        if words not in self._concern:
+            if len(self._concern) > _FLOOD:
+                self._concern.clear()
+            rules = [rule for word in words for rule in self._rules.get(word, ())]
+            topics = {topic for word in words for topic in self._topics.get(word, ())}
+            self._concern[words] = rules, topics
+        return self._concern[words]
 
-def _bounds(rule: Rule, text: str) -> dict[str, float]:
-    match = rule.pattern.search(text)
-    named = match.groupdict() if match else {}
-    numbers = {name: float(value.rstrip(".")) for name, value in named.items() if value}
-    return {
-        f"{name[:-4]}_bytes" if name.endswith("_gib") else name: value * 1024**3 if name.endswith("_gib") else value
-        for name, value in numbers.items()
-    }
+    def _known(self, found: Found) -> bool:
+        """In a flood of lines that say nothing, those that differ only in their digits are read once."""
+        return self._in_vain > _FLOOD and found.raw.translate(None, b"0123456789") in self._idle
 
+    def _tell(self, line: Line, topics: set[str], *, loud: bool) -> None:
+        story, best = self.story, self._best
+        served = story.served
+        went_on = story.see(line, topics, loud=loud)
+        # What was doubtful did no harm, and when the server is up, nothing before did.
+        if went_on and best is not None and (best.rule.doubtful or (story.ready and not best.step.ready)):
+            self._best = None
+        if self._best is not best or story.served != served:
+            self._look_for()
 
-class _Doing:
-    """What the server was doing at a line of its log."""
-
-    def __init__(self, phase: Phase) -> None:
-        self._serving = phase == "load"
-        self._function: FailureKind | None = None
-        self._step: FailureKind | None = None
-
-    def see(self, line: Line) -> None:
-        self._step = next((kind for pattern, kind in _STEPS if pattern.search(line.text)), self._step)
-        if line.level in _QUIET:
+    def _judge(self, found: Found, line: Line, rules: list[Rule], *, loud: bool) -> None:
+        above = strip(found.before.decode(errors="replace")).text
+        if line.text.startswith(_CODE) or (line.indented and above.startswith('File "')):
+            return  # of a traceback; what it raised stands further down
+        before = f"{above}: " if _OF_A_FIELD.match(line.text) else ""
+        text = before + line.text
+        matching = [rule for rule in rules if (loud or rule.any_level) and rule.pattern.search(text)]
+        if not matching:
+            self._in_vain += 1
+            if len(self._idle) < _FLOOD:
+                self._idle.add(found.raw.translate(None, b"0123456789"))
             return
-        if line.text.startswith("Traceback ("):
-            self._function = None
-        elif self._function is None:
-            self._function = next((kind for pattern, kind in _FUNCTIONS if pattern.search(line.text)), None)
+        rule = min(matching, key=lambda rule: (rule.rank, _ORDER[id(rule)]))
+        if self._best is not None and self._best.rule.rank <= rule.rank:
+            return
+        if rule.rank >= CONSEQUENCE and self.story.stopping and self._stopped:
+            return
+        if rule.rank == CONSEQUENCE and rule.kind == "host_oom_killed" and self.story.kills_itself:
+            return
+        whole = before + found.wrapped
+        match = rule.pattern.search(whole)
+        if match is not None and match.end() > len(text):
+            text = whole[: match.end()]
+        self._best = _Match(rule, text, found.number, _bounds(rule, match, whole), self.story.now())
+        self._look_for()
 
-    def kind(self) -> FailureKind:
-        return "oom_runtime" if self._serving else self._function or self._step or "oom_activation_profile"
+
+_ORDER = {id(rule): place for place, rule in enumerate(RULES)}
 
 
-def _treatment(found: _Found, swept: frozenset[str], fixed: frozenset[str]) -> Treatment:
+def _bounds(rule: Rule, match: re.Match[str] | None, text: str) -> dict[str, float]:
+    bounds = message_numbers.named(match.groupdict()) if match else {}
+    return message_numbers.of_torch(text) | bounds if rule.kind.startswith("oom_") else bounds
+
+
+def _treatment(
+    match: _Match, kind: FailureKind, phase: Phase, swept: frozenset[str], fixed: frozenset[str]
+) -> Treatment:
     """Return the rule's treatment, unless who set the flag at fault, or the numbers, say otherwise."""
-    rule = found.rule
+    rule = match.rule
     if rule.treatment == "abort_sweep":
-        return "prune" if swept.intersection(rule.flags) else "abort_sweep"
-    if found.kind in {"invalid_argument", "unsupported_feature"} and rule.treatment == "prune":
-        message = _PYDANTIC_NOISE.sub("", found.evidence)
+        if swept.intersection(rule.flags):
+            return "prune"
+        # What has worked until now is not broken for every trial.
+        return "retry" if kind == "nccl_or_distributed" and phase == "load" else "abort_sweep"
+    if kind in {"invalid_argument", "unsupported_feature"} and rule.treatment == "prune":
+        message = _PYDANTIC_NOISE.sub("", match.evidence)
         named = {normalise(word) for word in re.findall(r"[A-Za-z][\w-]+", message)} | set(rule.flags)
         return "abort_sweep" if named & fixed and not named & swept else "prune"
     if (
-        "memory on device" in found.evidence
-        and found.bounds.get("free_bytes", 1.0) < found.bounds.get("total_bytes", 0.0) / 2
+        kind == "oom_free_memory_lt_requested"
+        and "on startup" in match.evidence
+        and match.bounds.get("free_bytes", 1.0) < match.bounds.get("total_bytes", 0.0) / 2
+        and "on node" not in match.evidence
     ):
         return "retry"  # an empty card has nearly all of its memory free: something else holds this one
     return rule.treatment
 
 
-def _without_message(lines: Sequence[Line], exit_code: int | None, phase: Phase) -> Failure:
+def _without_message(search: _Search, exit_code: int | None, phase: Phase | None) -> Failure:
     """Judge by how the process ended, when its log names no cause."""
+    story = search.story
+    phase = phase or story.phase
     name = _signal_of(exit_code)
-    last = _clean(lines[-1].text) if lines else "the log is empty"
-    kind: FailureKind
-    treatment: Treatment
-    if name == "SIGKILL":
-        kind, treatment = "host_oom_killed", "prune"
-        advice = "Most likely the kernel, for want of memory on the host (dmesg): let the server take less of it."
-    elif name in {"SIGTERM", "SIGINT", "SIGHUP"}:
-        kind, treatment, advice = "other", "retry", "Somebody stopped the server from outside."
-    elif exit_code:
-        kind, treatment, advice = "other", "fail_trial", "Look at the last lines of server.log."
-    elif _WAITING.search(last):
-        kind, treatment, advice = (
-            "hang_timeout",
-            "retry",
-            "The engine does not answer; if that stays so, end the server.",
-        )
-    else:
+    last = _clean(search.last) or "the log is empty"
+    kind, treatment, words = _by_ending(story, name, exit_code, phase)
+    if kind == "healthy":
         return Failure(
-            "healthy", "ignore", evidence=last, advice="Nothing in the log speaks of a failure.", phase=phase
+            kind, treatment, evidence=last, advice=words or advice(kind, "", {}), phase=phase, exit_code=exit_code
         )
     seen = f"the server ended by {name or f'exit code {exit_code}'}; last line: {last}" if exit_code else last
-    return Failure(kind, treatment, evidence=seen, advice=advice, phase=phase, exit_code=exit_code)
+    return Failure(
+        kind, treatment, evidence=seen, advice=words or advice(kind, "", {}), phase=phase, exit_code=exit_code
+    )
+
+
+def _by_ending(
+    story: Story, name: str | None, exit_code: int | None, phase: Phase
+) -> tuple[FailureKind, Treatment, str]:
+    if name == "SIGKILL" and not story.kills_itself:
+        return "host_oom_killed", "prune", ""
+    if name in {"SIGTERM", "SIGINT", "SIGHUP"}:
+        return "other", "retry", "Somebody stopped the server from outside."
+    if name in _SIGNALS:
+        return _SIGNALS[name]
+    if exit_code:
+        return _CODES.get(exit_code, ("other", "fail_trial", "The log does not say why: look at its last lines."))
+    hung = story.blocked >= (_BLOCKED_UNDER_LOAD if phase == "load" else _BLOCKED_AT_START)
+    if (story.waits or hung) and not story.stopping:
+        return "hang_timeout", "retry", "The engine does not answer; if that stays so, end the server."
+    return "healthy", "ignore", ""
+
+
+_CODES: dict[int, tuple[FailureKind, Treatment, str]] = {
+    126: ("other", "abort_sweep", "The program may not be run: look at its permissions."),
+    127: ("version_mismatch", "abort_sweep", "There is no such program: correct serve.command, or install vLLM there."),
+}
+_SIGNALS: dict[str | None, tuple[FailureKind, Treatment, str]] = {
+    "SIGILL": (
+        "version_mismatch",
+        "abort_sweep",
+        "This build uses instructions that the processor does not have: install a build for this CPU.",
+    ),
+    "SIGBUS": (
+        "other",
+        "fail_trial",
+        "Most likely /dev/shm is full: give it more room (in Docker: --ipc=host, or a larger --shm-size).",
+    ),
+    "SIGSEGV": ("other", "fail_trial", "Native code crashed. If it does so again with these flags, leave them out."),
+    "SIGABRT": ("other", "fail_trial", "Native code gave up; the lines before it, or dmesg, may say why."),
+}
 
 
 def _signal_of(exit_code: int | None) -> str | None:

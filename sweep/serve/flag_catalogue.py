@@ -28,6 +28,7 @@ _WANTED = {
     "int": "a whole number",
     "float": "a number",
     "size": "a whole number, or one such as 4k (4000) or 4K (4096)",
+    "text": "text",
 }
 
 
@@ -98,18 +99,26 @@ class Catalogue:
         if spec is None or "." in name or value is None:
             return None
         if spec.kind in {"toggle", "switch"}:
-            if not isinstance(value, bool):
-                return f"takes no value but true or false, not {_shown(value)}"
-            if value is False and spec.kind == "switch" and spec.name not in ONLY_ON:
-                return f"has no negative form in vLLM {self.version}: leave it out to have it off"
-            return None
-        if isinstance(value, bool) and spec.kind != "optional":
-            return f"needs {_WANTED.get(spec.type, 'a value')}{_listed(spec)}, not {_shown(value)}"
+            return _switch_problem(spec, value, self.version)
+        if isinstance(value, bool):
+            return None if spec.kind == "optional" else f"takes {_taken(spec)}, not {_shown(value)}"
         if isinstance(value, list):
-            if spec.kind != "list":
-                return f"takes one value, not a list{'; write it as JSON in quotes' if spec.type == 'other' else ''}"
-            return next((problem for item in value if (problem := _item_problem(spec, item))), None)
+            return _list_problem(spec, value)
         return _item_problem(spec, value)
+
+
+def _switch_problem(spec: FlagSpec, value: FlagValue, version: str) -> str | None:
+    if not isinstance(value, bool):
+        return f"takes no value but true or false, not {_shown(value)}"
+    if value is False and spec.kind == "switch" and spec.name not in ONLY_ON:
+        return f"has no negative form in vLLM {version}: leave it out to have it off"
+    return None
+
+
+def _list_problem(spec: FlagSpec, value: list[Any]) -> str | None:
+    if spec.kind != "list":
+        return f"takes one value, not a list{'; write it as JSON in quotes' if spec.type == 'other' else ''}"
+    return next((problem for item in value if (problem := _item_problem(spec, item))), None)
 
 
 def _item_problem(spec: FlagSpec, value: FlagValue) -> str | None:
@@ -118,7 +127,7 @@ def _item_problem(spec: FlagSpec, value: FlagValue) -> str | None:
     if isinstance(value, list | bool) or value is None:
         return None
     if not _is_of_type(str(value), spec.type):
-        return f"takes {_taken(spec)}{_listed(spec)}, not {_shown(value)}"
+        return f"takes {_taken(spec)}, not {_shown(value)}"
     if spec.choices and _choice(str(value), spec) not in {_choice(choice, spec) for choice in spec.choices}:
         near = did_you_mean(str(value), spec.choices)
         return f"cannot be {_shown(value)}{near}; allowed are {_choices(spec.choices)}"
@@ -144,11 +153,8 @@ def _is_of_type(text: str, kind: str) -> bool:
 
 
 def _taken(spec: FlagSpec) -> str:
-    return _WANTED.get(spec.type, "text")
-
-
-def _listed(spec: FlagSpec) -> str:
-    return f" ({_choices(spec.choices)})" if spec.choices else ""
+    choices = f" ({_choices(spec.choices)})" if spec.choices else ""
+    return f"{_WANTED.get(spec.type, 'a value')}{choices}"
 
 
 def _choices(choices: tuple[str, ...]) -> str:

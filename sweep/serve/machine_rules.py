@@ -15,7 +15,7 @@ MACHINE_RULES = (
         "gpu_busy_other_process",
         "retry",
         r"Error in memory profiling(?:.{0,20}Initial free memory (?P<free_gib>[\d.]+) GiB)?"
-        r"|CUDA-capable devices? ?(?:\(s\) is/are|are|is) busy or unavailable|busy or unavailable",
+        r"|busy or unavailable",
     ),
     rule(
         "port_in_use",
@@ -52,15 +52,17 @@ MACHINE_RULES = (
         r"undefined symbol|no kernel image is available|NVIDIA driver on your system is too old"
         r"|driver version is insufficient|does not recognize this architecture"
         r"|forward compatibility was attempted|compiled with an unsupported toolchain|device kernel image is invalid"
-        r"|unsupported display driver / cuda driver|Torch not compiled with CUDA enabled|CUDA error: invalid device func"
+        r"|unsupported display driver / cuda driver|Torch not compiled with CUDA enabled"
+        r"|CUDA error: invalid device func"
         r"|cannot open shared object file|version `GLIBC(?:XX)?_|is not defined for option 'gpu-name'"
-        r"|ImportError: cannot import name|compiled using NumPy 1\.x|is required for a normal functioning of this module"
+        r"|ImportError: cannot import name|compiled using NumPy 1\.x"
+        r"|is required for a normal functioning of this module"
         r"|is already used by a Transformers config|all_special_tokens_extended|VersionConflict"
         r"|requires compute capability .{0,20} to run\b|Illegal instruction",
         _LIBRARIES,
     ),
     rule(
-        "version_mismatch",
+        "other",
         "abort_sweep",
         r"Failed to infer device type|No CUDA GPUs are available|No HIP GPUs are available|Found no NVIDIA driver"
         r"|no CUDA-capable device is detected|libcuda\.so\.1: cannot open|NVMLError_(?:LibraryNotFound|DriverNotLoaded)"
@@ -102,17 +104,24 @@ MACHINE_RULES = (
         ),
     ),
     rule(
+        "nccl_or_distributed",
+        "abort_sweep",
+        r"NCCL WARN .{0,300}(?:shared memory|No space left on device)",
+        "NCCL finds too little room in /dev/shm: give it more room (in Docker: --ipc=host, or a larger --shm-size).",
+    ),
+    rule(
         "other",
         "abort_sweep",
         r"No space left on device|insufficient shared memory|Disk quota exceeded|Read-only file system"
-        r"|\[Errno 24\]|\bPermissionError: \[Errno 1?3?\]?",
-        "The disk, /dev/shm or a limit of this system is in the way: free some space (in Docker: --ipc=host or a larger "
+        r"|\[Errno 24\]|PermissionError: \[Errno 13?\]",
+        "The disk, /dev/shm or a limit of this system is in the way: free some space (in Docker: --ipc=host or a "
+        "larger "
         "--shm-size), raise `ulimit -n`, or mend the permissions.",
     ),
     # Hardware and kernels.
     rule(
         "other",
-        "retry",
+        "abort_sweep",
         r"uncorrectable ECC|Memory access fault by GPU|HW Exception by GPU|NVRM: Xid|fallen off the bus|GPU is lost"
         r"|CUDA error: unknown error|CUDA unknown error|system not yet initialized|HSA_STATUS_ERROR_(?!OUT_OF)",
         "The device or its driver failed: look at the driver's log (dmesg), and reset the GPU if it does so again.",
@@ -152,10 +161,11 @@ MACHINE_RULES = (
     rule(
         "nccl_or_distributed",
         "prune",
-        r"Cannot provide a placement group requiring (?P<world_size>\d+)"
+        r"Cannot provide a placement group(?: requiring (?P<world_size>\d+))?"
         r"|number of required \w+ exceeds the total number of available|has no GPU available\. current_node_resource"
         r"|Current node has no GPU available|ray\.exceptions\.\w*PlacementGroup\w*|No available node types can fulfill",
-        "Ray has fewer free GPUs than this asks for: use no more than `ray status` shows, and end what still holds some.",
+        "Ray has fewer free GPUs than this asks for: use no more than `ray status` shows, and end what still holds "
+        "some.",
         words=(
             "Cannot provide a placement group",
             "exceeds the total number of available",
@@ -168,7 +178,8 @@ MACHINE_RULES = (
     rule(
         "nccl_or_distributed",
         "abort_sweep",
-        r"\b[NR]CCL error\b|NCCL_ERROR_|DistBackendError|DistNetworkError|DistStoreError|nccl(?:Unhandled|Internal|System"
+        r"\b[NR]CCL error\b|NCCL_ERROR_|DistBackendError|DistNetworkError|DistStoreError|nccl(?:Unhandled|Internal"
+        r"|System"
         r"|Remote|Invalid)\w*Error|ncclInvalidUsage|caught collective operation timeout|connectFullMesh failed"
         r"|peer access is not supported|client socket has timed out|Gloo connect|HCCL error|ncclCommInitRank"
         r"|\[\S{0,60}gloo/transport/\S{1,80}\]|Duplicate GPU detected",
@@ -200,9 +211,11 @@ MACHINE_RULES = (
     rule(
         "hang_timeout",
         "retry",
-        r"RPC call to \w+ timed out|Timed out waiting for (?:new )?engine|Did not receive response from front-end process"
+        r"RPC call to \w+ timed out|Timed out waiting for (?:new )?engine"
+        r"|Did not receive response from front-end process"
         r"|Engine iteration timed out|RPC Server not ready|(?:execute_model|sample_tokens) timed out"
-        r"|failed to report ZMQ addresses within|Engine core .{0,60}did not (?:start|respond)|timed out waiting for the engine",
+        r"|failed to report ZMQ addresses within|Engine core .{0,60}did not (?:start|respond)"
+        r"|timed out waiting for the engine",
         rank=SYMPTOM,
     ),
 )

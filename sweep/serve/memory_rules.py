@@ -56,7 +56,7 @@ MEMORY_RULES = (
         "oom_free_memory_lt_requested",
         "prune",
         r"(?:\((?P<free_gib>[\d.]+)/(?P<total_gib>[\d.]+) GiB\) )?on kv cache allocation is less than requested memory "
-        r"for kv \((?P<requested_gib>[\d.]+)",
+        r"for kv \((?P<allocation_gib>[\d.]+)(?:/(?P<requested_gib>[\d.]+))?",
         flags=(*UTILIZATION, "kv-cache-memory-bytes"),
     ),
     rule(
@@ -79,7 +79,8 @@ MEMORY_RULES = (
     rule(
         "oom_sampler_warmup",
         "prune",
-        r"out of memory occurred when warming up (?:sampler|pooler)(?:.{0,60}with (?P<max_num_seqs>\d+) dummy requests)?",
+        r"out of memory occurred when warming up (?:sampler"
+        r"|pooler)(?:.{0,60}with (?P<max_num_seqs>\d+) dummy requests)?",
     ),
     # What a shell, a container's engine, systemd or the kernel says of a process that was killed for memory.
     rule(
@@ -103,7 +104,8 @@ MEMORY_RULES = (
     rule(
         "host_oom_killed",
         "prune",
-        r"DefaultCPUAllocator: (?:can't allocate|not enough) memory(?:: you tried to allocate (?P<allocation_bytes>\d+))?"
+        r"DefaultCPUAllocator: (?:can't allocate"
+        r"|not enough) memory(?:: you tried to allocate (?P<allocation_bytes>\d+))?"
         r"|^(?:numpy\.[\w.]+)?_?(?:Array)?MemoryError\b|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
         r"|Too large swap space|unable to mmap \d+ bytes",
         "The host's own memory ran out: lower swap-space, cpu-offload-gb and max-num-seqs, or add memory.",
@@ -136,7 +138,8 @@ MEMORY_RULES = (
     rule(
         "oom_runtime",
         "prune",
-        r"^(?:[\w.]+[.(])?OutOfMemoryError\b|^(?:RuntimeError|torch\.AcceleratorError)\W{1,3}CUDA (?:driver )?error: out "
+        r"^(?:[\w.]{1,120}[.(])?OutOfMemoryError\b|^(?:RuntimeError"
+        r"|torch\.AcceleratorError)\W{1,3}CUDA (?:driver )?error: out "
         r"of memory|(?:CUDA|HIP|XPU|NPU|HPU|MPS|MLU|MUSA)(?: backend)? out of memory|CUBLAS_STATUS_ALLOC_FAILED"
         r"|CUDA(?: driver)? error: out of memory|HIP error: out of memory|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|cudaErrorMemoryAllocation|Cuda failure '?out of memory|UR_RESULT_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)"

@@ -27,9 +27,8 @@ class ParsedConfig:
     """parsed: the flags of the file as vLLM read them. resolved: all flags as its engine would use them here.
 
     moe: whether the model is a mixture of experts. changes: what of the engine's whole configuration is otherwise than
-    in the file that this one was compared with, by its place in it (`scheduler_config.max_num_seqs`) and as text. error:
-    why it refuses the file, in its own words. unchecked: why nobody could be asked. platform: vLLM's word for the kind
-    of device ("cpu", "cuda", "rocm", …).
+    with the base's file, by its place in it (`scheduler_config.max_num_seqs`) and as text. error: why it refuses the
+    file, in its own words. platform: "cpu", "cuda", "rocm", … unchecked: why nobody could be asked.
     """
 
     parsed: Flags | None = None

@@ -24,7 +24,7 @@ from sweep.errors import MachineError
 from sweep.failure import Failure, Phase
 from sweep.model import Launch, ServerFacts
 from sweep.serve import vllm_log
-from sweep.serve.failures import classify, read_log
+from sweep.serve.failures import classify
 from sweep.serve.kind import CONFIG_NAME, MARKER, argv, child_env, served_model
 from sweep.serve.vllm_flags import config_text
 
@@ -243,8 +243,8 @@ class Server:
 
     async def facts(self) -> ServerFacts:
         """Return the figures that the log of the start names."""
-        log = await asyncio.to_thread(read_log, self.log_path)
-        return ServerFacts(**vllm_log.facts(log)._asdict())
+        facts = await asyncio.to_thread(vllm_log.facts, self.log_path)
+        return ServerFacts(**facts._asdict())
 
     def _running(self) -> asyncio.subprocess.Process:
         if self._process is None:

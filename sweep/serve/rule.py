@@ -11,6 +11,9 @@ from sweep.failure import FailureKind, Treatment
 # A message may be the cause, a symptom whose cause lies in what was going on, a consequence, or only point to another.
 CAUSE, SYMPTOM, CONSEQUENCE, WRAPPER = range(4)
 
+# The module in front of an exception's name. Bounded, as everything is that may be tried at every place of a line.
+MODULE = r"(?:[\w.]{1,120}\.)?"
+
 _SHORTEST = 3
 
 
@@ -66,33 +69,33 @@ def needles_of(pattern: str) -> tuple[bytes, ...]:
 
 
 # A character class, an escape, a group's opening, a quantifier, or one character.
-_TOKEN = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\\.|\(\?(?:P<\w+>|[:!=]|<[!=])|[*+?]\??|\{\d*,?\d*\}|.", re.DOTALL)
+_PART = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\\.|\(\?(?:P<\w+>|[:!=]|<[!=])|[*+?]\??|\{\d*,?\d*\}|.", re.DOTALL)
 
 
 def _alternatives(pattern: str) -> Iterator[list[str]]:
     depth, current = 0, list[str]()
-    for token in _TOKEN.findall(pattern):
-        if token == "|" and depth == 0:
+    for part in _PART.findall(pattern):
+        if part == "|" and depth == 0:
             yield current
             current = []
             continue
-        depth += token.startswith("(")
-        depth -= token == ")"
-        current.append(token)
+        depth += part.startswith("(")
+        depth -= part == ")"
+        current.append(part)
     yield current
 
 
-def _plain_texts(tokens: list[str]) -> Iterator[str]:
+def _plain_texts(parts: list[str]) -> Iterator[str]:
     """Yield the runs of plain characters outside of groups. What a quantifier may leave out is no part of one."""
     depth, run = 0, ""
-    for token in tokens:
-        if token.startswith("("):
+    for part in parts:
+        if part.startswith("("):
             depth += 1
-        plain = token[-1] if len(token) == 1 or (token[0] == "\\" and not token[1].isalnum()) else ""
-        if depth == 0 and plain and token not in {".", "^", "$", ")", "|"} and token not in {"*", "+", "?"}:
+        plain = part[-1] if len(part) == 1 or (part[0] == "\\" and not part[1].isalnum()) else ""
+        if depth == 0 and plain and part not in {".", "^", "$", ")", "|"} and part not in {"*", "+", "?"}:
             run += plain
             continue
-        yield run[:-1] if token[0] in "*?{" and depth == 0 else run
+        yield run[:-1] if part[0] in "*?{" and depth == 0 else run
         run = ""
-        depth -= token == ")"
+        depth -= part == ")"
     yield run

@@ -30,7 +30,11 @@ from pathlib import Path
 from typing import Any
 
 # Flags whose value stands under another name in the engine's configuration.
-_RENAMED = {"kv_cache_dtype": ("cache_config", "cache_dtype"), "attention_backend": ("attention_config", "backend")}
+_RENAMED = {
+    "kv_cache_dtype": ("cache_config", "cache_dtype"),
+    "attention_backend": ("attention_config", "backend"),
+    "scheduling_policy": ("scheduler_config", "policy"),
+}
 _PARTS = (
     "model_config",
     "cache_config",
@@ -39,6 +43,8 @@ _PARTS = (
     "lora_config",
     "load_config",
     "compilation_config",
+    "kernel_config",
+    "observability_config",
 )
 # Where the names, types and choices of the flags are written down.
 _SOURCES = ("_version.py", "engine/arg_utils.py", "entrypoints/**/cli_args.py", "entrypoints/cli/*.py", "config/*.py")
@@ -84,7 +90,8 @@ def _flags(_request: dict[str, Any]) -> dict[str, Any]:
 
         groups = [action for action in _top_level_parser()._actions if isinstance(action.choices, dict)]  # noqa: SLF001
         serve = groups[0].choices["serve"]
-        flags = [_described(action) for action in serve._actions if action.option_strings]  # noqa: SLF001
+        actions = [action for action in serve._actions if action.option_strings and action.dest != "help"]  # noqa: SLF001
+        flags = [_described(action) for action in actions]
     except Exception as error:  # noqa: BLE001
         return {"error": _chain(error)}
     return {"vllm_version": str(vllm.__version__), "flags": flags}
@@ -129,10 +136,10 @@ def _configs(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001
         configs = {name: {"error": _chain(error)} for name in paths}
         return {"vllm_version": version, "platform": platform, "shown": [], "configs": configs}
-    compared = set(request.get("compared", ()))
+    compared = set(request["compared"])
     configs = {name: _check(parser, path) for name, path in paths.items() if name not in compared}
     shown: list[str] = []
-    base = request.get("base")
+    base: str = request["base"]
     if compared and not configs[base].get("error"):
         shown, changes = _compare(parser, paths[base], {name: paths[name] for name in paths if name in compared})
         configs |= changes
@@ -239,8 +246,8 @@ def _values(config: Any, name: str) -> Iterator[Any]:
 def _compare(parser: Any, base_path: str, paths: dict[str, str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """Build the engine's configuration for each file, and return how it differs from the base's.
 
-    The base is built twice at first: what differs between those two (an id, a port) says nothing. It is built once
-    more at the end: had one build changed the next, the differences would say nothing either, and are left out.
+    The base is built twice at first: what differs between those two (an id) says nothing. It is built once more at the
+    end: where one build changes a flag's value in the next, the differences say nothing either, and are left out.
     """
     args, _ = _parse(parser, base_path)
     engine_args, config = _build(args)
@@ -251,10 +258,13 @@ def _compare(parser: Any, base_path: str, paths: dict[str, str]) -> tuple[list[s
     for name, path in paths.items():
         args, error = _parse(parser, path)
         try:
-            answers[name] = {"error": error} if error else {"changes": _changes(base, _flattened(_build(args)[1]), noise)}
+            answers[name] = (
+                {"error": error} if error else {"changes": _changes(base, _flattened(_build(args)[1]), noise)}
+            )
         except Exception as refused:  # noqa: BLE001
             answers[name] = {"error": _chain(refused)}
-    if _changes(base, _flattened(_build(_parse(parser, base_path)[0])[1]), noise):
+    drift = _changes(base, _flattened(_build(_parse(parser, base_path)[0])[1]), noise)
+    if drift or any(path.rpartition(".")[2] in vars(engine_args) for path in noise):
         answers = {name: {"error": answer.get("error")} for name, answer in answers.items()}
     return shown, answers
 
@@ -303,7 +313,7 @@ def _chain(error: BaseException | None) -> str:
     messages: list[str] = []
     while error is not None:
         messages.insert(0, "".join(traceback.format_exception_only(type(error), error)).strip())
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return "\n".join(messages)
 
 

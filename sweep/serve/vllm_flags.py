@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -94,19 +92,38 @@ RULES: tuple[str, ...] = (
     "max-num-scheduled-tokens >= 1",
     "stream-interval >= 1",
     "long-prefill-token-threshold >= 0",
+    "long-prefill-token-threshold <= max-model-len",
     "0 <= watermark < 1",
     "tensor-parallel-size >= 1",  # vllm/config/parallel.py, ParallelConfig
     "pipeline-parallel-size >= 1",
     "data-parallel-size >= 1",
+    "data-parallel-size-local <= data-parallel-size",
+    "enable-expert-parallel or not enable-eplb",
     "max-cpu-loras >= max-loras",  # vllm/config/lora.py, LoRAConfig
 )
+
+# What vLLM asks for on one platform besides, by its own word for it.
+PLATFORM_RULES: dict[str, tuple[str, ...]] = {
+    # vllm/platforms/cpu.py only warns; vllm/v1/worker/utils.py then finds "no common block size" with the kernel's.
+    "cpu": ("block-size % 32 == 0",),
+}
 
 # Other spellings of a flag: the short ones of the command line, and aliases.
 _ALIASES: dict[str, str] = {
     "tp": "tensor-parallel-size",
     "pp": "pipeline-parallel-size",
     "dp": "data-parallel-size",
+    "dpa": "data-parallel-address",
+    "dpb": "data-parallel-backend",
+    "dpe": "data-parallel-external-lb",
+    "dph": "data-parallel-hybrid-lb",
     "dpl": "data-parallel-size-local",
+    "dpm": "data-parallel-multi-port-external-lb",
+    "dpn": "data-parallel-rank",
+    "dpp": "data-parallel-rpc-port",
+    "dpr": "data-parallel-start-rank",
+    "n": "nnodes",
+    "r": "node-rank",
     "dcp": "decode-context-parallel-size",
     "pcp": "prefill-context-parallel-size",
     "ep": "enable-expert-parallel",
@@ -115,6 +132,7 @@ _ALIASES: dict[str, str] = {
     "sc": "speculative-config",
     "cc": "compilation-config",
     "ac": "attention-config",
+    "dc": "diffusion-config",
     "asc": "api-server-count",
     "device-memory-utilization": "gpu-memory-utilization",
 }
@@ -122,29 +140,8 @@ _ALIASES: dict[str, str] = {
 # Plain switches without a `--no-` form, all of them off by default: off is said by leaving them out.
 ONLY_ON = frozenset({"aggregate-engine-logging", "data-parallel-multi-port-external-lb", "disable-log-stats"})
 
-# On a command line these take no value. Nearly all others of the kind begin with `enable-` or `disable-`.
-_SWITCHES = frozenset(
-    {
-        "async-scheduling",
-        "enforce-eager",
-        "fully-sharded-loras",
-        "interleave-mm-strings",
-        "kv-cache-metrics",
-        "language-model-only",
-        "numa-bind",
-        "scheduler-reserve-full-isl",
-        "skip-mm-profiling",
-        "skip-tokenizer-init",
-        "trust-remote-code",
-        "use-tqdm-on-load",
-        *ONLY_ON,
-    }
-)
-
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _INTEGER = re.compile(r"[+-]?\d+")
-_DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")
-_SHELL_REST = re.compile(r"\d?>.*|[|&;]+")  # a redirection, a pipe or the end of the command
 
 
 def normalise(name: str) -> str:
@@ -259,107 +256,3 @@ def _spelt(value: FlagValue) -> Any:
 def config_text(model: str, revision: str | None, flags: Flags) -> str:
     """Return `to_config` as YAML, model first."""
     return yaml.safe_dump(to_config(model, revision, flags), sort_keys=False, width=1000)
-
-
-@dataclass(frozen=True, slots=True)
-class CommandLine:
-    """A pasted command. dropped: what was left out because the sweep sets it itself, as it stood there."""
-
-    model: str | None
-    flags: Flags
-    dropped: tuple[str, ...]
-
-
-def parse_command_line(text: str) -> CommandLine:
-    """Read a `vllm serve MODEL --flag value …` line as people keep it, in one line or with backslashes at line ends.
-
-    Values of an unknown kind are kept as text. Raises ValueError when the text is no such command.
-    """
-    model, tokens = _command_tokens(text)
-    flags: Flags = {}
-    dropped: list[str] = []
-    for name, values in _options(tokens):
-        if name == "model" and values:
-            model = values[0]
-        elif refusal(name, allow_remote_code=True):
-            dropped.append(f"--{name}")
-        elif not name:
-            model = model or values[0]
-        elif name.startswith("no-") and not values:
-            flags[name.removeprefix("no-")] = False
-        else:
-            flags[name] = _option_value(values)
-    return CommandLine(model, flags, tuple(dropped))
-
-
-def _command_tokens(text: str) -> tuple[str | None, list[str]]:
-    """Return the model that follows `serve`, if one does, and the words behind it up to the end of the command."""
-    try:
-        # A backslash that has lost its line break, as when YAML folds the lines, means the same as one at a line's end.
-        words = shlex.split(re.sub(r"\\(\s+|$)", " ", text))
-    except ValueError as error:
-        raise ValueError(f"this is not a command line: {error}") from None
-    starts = [i for i, word in enumerate(words) if word == "serve" or word.startswith("vllm.entrypoints.")]
-    if not starts:
-        raise ValueError("no `vllm serve` in this command line: paste it as `vllm serve MODEL --flag value …`")
-    words = words[starts[0] + 1 :]
-    end = next((i for i, word in enumerate(words) if _SHELL_REST.fullmatch(word)), len(words))
-    words = words[:end]
-    if words and not words[0].startswith("-"):
-        return words[0], words[1:]
-    return None, words
-
-
-def _options(words: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield (name, values) for each option; words that belong to none come under an empty name."""
-    i = 0
-    while i < len(words):
-        word = words[i]
-        i += 1
-        if not _is_option(word):
-            yield "", [word]
-            continue
-        if level := re.fullmatch(r"-O=?(\d)", word):
-            yield "optimization-level", [level[1]]
-            continue
-        name, equals, value = word.lstrip("-").partition("=")
-        name = normalise(name)
-        values = [value] if equals else []
-        while not equals and not _is_switch(name) and i < len(words) and not _is_option(words[i]):
-            values.append(words[i])
-            i += 1
-        yield name, values
-
-
-def _is_option(word: str) -> bool:
-    return word.startswith("-") and len(word) > 1 and not (_INTEGER.fullmatch(word) or _DECIMAL.fullmatch(word))
-
-
-def _is_switch(name: str) -> bool:
-    if name == "disable-access-log-for-endpoints":
-        return False
-    return name in _SWITCHES or name.startswith(("enable-", "disable-", "no-"))
-
-
-def _option_value(values: list[str]) -> FlagValue:
-    if not values:
-        return True
-    if len(values) == 1:
-        return _scalar(values[0])
-    return [_scalar(value) for value in values]
-
-
-def _scalar(text: str) -> FlagValue:
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    if _DECIMAL.fullmatch(text):
-        return float(text)
-    if text.startswith(("{", "[")):
-        try:
-            value: FlagValue = json.loads(text)
-        except json.JSONDecodeError:
-            return text
-        return value
-    return text

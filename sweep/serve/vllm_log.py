@@ -1,107 +1,127 @@
-"""Reading vLLM's log: what stands before a message, the figures of a start, how far a start has come.
+"""What vLLM's log of a start says: its figures, and how far it has come.
 
-Wordings are those of vLLM 0.6 to 0.32.
+Wordings are those of vLLM 0.4 to 0.33.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-
-# What processes, frameworks and log collectors put in front of a message, in any order and number.
-_PREFIX = re.compile(
-    r"""\s*(?:
-      (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)
-        \ \d\d-\d\d\ \d\d:\d\d:\d\d(?:[.,]\d+)?\ (?:\[[^\]]{1,80}\]|[\w./]{1,80}:\d+\])
-    | (?P<uvicorn>INFO|WARNING|ERROR|CRITICAL):\ {4,}     # uvicorn pads its level
-    | \([^()]{0,60}\bpid=\d+[^()]{0,60}\)                 # the process of vLLM that speaks
-    | \[rank\d+\]:                                        # torch
-    | [\w.-]{1,60}-\d+\ +\|                               # docker compose
-    | \d{4}-\d\d-\d\dT[\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d)?\ # kubectl logs --timestamps
-    )\s?""",
-    re.VERBOSE,
-)
-_MAX_PREFIXES = 8
-
-
-class Line(NamedTuple):
-    """A line of the log without its prefixes. level: of the record that it begins, None for the lines after it."""
-
-    level: str | None
-    text: str
-
-
-def strip(line: str) -> Line:
-    """Take the prefixes off a line."""
-    line = _ANSI.sub("", line)
-    level = None
-    at = 0
-    for _ in range(_MAX_PREFIXES):
-        match = _PREFIX.match(line, at)
-        if match is None:
-            break
-        level = match["level"] or match["uvicorn"] or level
-        at = match.end()
-    return Line(level, line[at:].strip())
-
-
-def lines(log: str) -> Iterator[Line]:
-    """Yield the lines that say something. A progress bar is as many lines as it was drawn times."""
-    for line in log.splitlines():
-        stripped = strip(line)
-        if stripped.text:
-            yield stripped
+from sweep.serve.log_lines import Reader, opened, strip
 
 
 class LogFacts(NamedTuple):
     """The figures of a start. Where several engines or workers each say theirs, the first of them."""
 
-    vllm_version: str | None
-    kv_cache_tokens: int | None
-    max_concurrency: float | None
-    max_model_len: int | None
-    available_kv_bytes: int | None
+    vllm_version: str | None = None
+    kv_cache_tokens: int | None = None
+    max_concurrency: float | None = None
+    max_model_len: int | None = None
+    available_kv_bytes: int | None = None
+    weights_bytes: int | None = None
+    graphs_bytes: int | None = None
+    requested_bytes: int | None = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
 
 
-# Each fact, and where it stands. The size of the cache and the concurrency stand in one line since the middle of 2026,
-# with thousands separators since 0.8. The CPU backend sets its cache instead of measuring what is free.
-_FACTS: dict[str, re.Pattern[str]] = {
-    "vllm_version": re.compile(r"\bversion (\d+\.\d+[\w.+]*)|\(v(\d+\.\d+[\w.+]*)\) with config"),
-    "kv_cache_tokens": re.compile(r"KV cache size: ([\d,]+) tokens"),
-    "max_concurrency": re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.,]+)x"),
-    "max_model_len": re.compile(r"Maximum concurrency for ([\d,]+) tokens per request"),
-    "available_kv_gib": re.compile(
-        r"Available KV cache memory: (-?[\d.]+) GiB|(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\) GiB for KV cache"
-        r"|reserved ([\d.]+) GiB memory for KV Cache as specified"
-    ),
-}
+class _Wording(NamedTuple):
+    """A line with figures; the names of its groups are facts, _gib for _bytes. needle: stands in every such line."""
+
+    needle: bytes
+    pattern: re.Pattern[str]
 
 
-def facts(log: str) -> LogFacts:
-    """Return what the log says of the start; None for what it does not say."""
-    found: dict[str, str] = {}
-    for line in lines(log):
-        for name, pattern in _FACTS.items():
-            if name not in found and (match := pattern.search(line.text)):
-                found[name] = next(group for group in match.groups() if group is not None)
-    gib = _number(found.get("available_kv_gib"))
-    tokens, length = _number(found.get("kv_cache_tokens")), _number(found.get("max_model_len"))
-    return LogFacts(
-        vllm_version=found.get("vllm_version"),
-        kv_cache_tokens=None if tokens is None else int(tokens),
-        max_concurrency=_number(found.get("max_concurrency")),
-        max_model_len=None if length is None else int(length),
-        available_kv_bytes=None if gib is None else int(gib * 1024**3),
+# The size of the cache and the concurrency stand in one line since the middle of 2026, with thousands separators since
+# 0.8. The CPU backend sets its cache instead of measuring what is free. V0's blocks are of 16 tokens unless told.
+_WORDINGS = tuple(
+    _Wording(needle.encode(), re.compile(pattern))
+    for needle, pattern in (
+        ("version", r"\bversion (?P<vllm_version>\d+\.\d+[\w.+]*)"),
+        ("with config", r"\(v(?P<vllm_version>\d+\.\d+[\w.+]*)\) with config"),
+        ("KV cache size: ", r"KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens"),
+        (
+            "Maximum concurrency for ",
+            r"Maximum concurrency for (?P<max_model_len>[\d,]+) tokens per request: (?P<max_concurrency>[\d.,]+)x",
+        ),
+        ("Available KV cache memory: ", r"Available KV cache memory: (?P<available_kv_gib>-?[\d.]+) Gi?B"),
+        (
+            "GiB for KV cache",
+            (
+                r"(?:Explicitly|Auto) set \((?P<available_kv_gib>[\d.]+)/(?P<total_gib>[\d.]+)\) GiB for KV cache"
+                r"(?: on node \d+, with (?P<requested_gib>[\d.]+) GiB requested)?"
+            ),
+        ),
+        (
+            "memory for KV Cache as specified",
+            r"Initial free memory (?P<free_gib>[\d.]+) GiB, reserved (?P<available_kv_gib>[\d.]+) GiB memory for KV",
+        ),
+        ("reserved for KV Cache is ", r"reserved for KV Cache is (?P<available_kv_gib>-?[\d.]+) ?GiB"),
+        ("kv_cache_size=", r"\bkv_cache_size=(?P<available_kv_gib>-?[\d.]+) ?GiB"),
+        ("total_gpu_memory=", r"total_gpu_memory=(?P<total_gib>[\d.]+) ?GiB"),
+        ("odel loading took ", r"odel loading took (?P<weights_gib>[\d.]+) Gi?B"),
+        ("oading model weights took ", r"oading model weights took (?P<weights_gib>[\d.]+) Gi?B"),
+        ("model weights take ", r"model weights take (?P<weights_gib>[\d.]+) ?GiB"),
+        ("Graph capturing finished", r"Graph capturing finished in .{1,30}, took (?P<graphs_gib>[\d.]+) GiB"),
+        ("CUDA graph pool memory: ", r"CUDA graph pool memory: (?P<graphs_gib>[\d.]+) GiB \(actual\)"),
+        (
+            "on startup. Desired",
+            (
+                r"\((?P<free_gib>[\d.]+)/(?P<total_gib>[\d.]+) GiB\) on startup\. Desired \w+ memory utilization is "
+                r"\([\d.]+, (?P<requested_gib>[\d.]+) GiB\)"
+            ),
+        ),
+        (
+            "the current vLLM instance can use",
+            (
+                r"total_gpu_memory \((?P<total_gib>[\d.]+) ?GiB\) x gpu_memory_utilization \([\d.]+\) = "
+                r"(?P<requested_gib>[\d.]+) ?GiB"
+            ),
+        ),
+        (
+            "Initial free memory: ",
+            (
+                r"Initial free memory: (?P<free_gib>[\d.]+) GiB; Requested memory: [\d.]+ \(util\), "
+                r"(?P<requested_gib>[\d.]+) GiB"
+            ),
+        ),
     )
+)
 
 
-def _number(text: str | None) -> float | None:
-    return None if text is None else float(text.replace(",", ""))
+def facts(log: Path | str) -> LogFacts:
+    """Return what the log says of the start; None for what it does not say. log: its path, or its text."""
+    reader = Reader(opened(log), any_level={wording.needle for wording in _WORDINGS})
+    said: dict[str, str] = {}
+    for found in reader:
+        for wording in _WORDINGS:
+            match = wording.pattern.search(found.line.text) if wording.needle in found.words else None
+            for name, value in match.groupdict().items() if match else ():
+                if value is not None:
+                    said.setdefault(name, value)
+        reader.any_level = {
+            wording.needle for wording in _WORDINGS if not wording.pattern.groupindex.keys() <= said.keys()
+        }
+    whole = {
+        f"{name[:-4]}_bytes" if name.endswith("_gib") else name: int(
+            value * 1024**3 if name.endswith("_gib") else value
+        )
+        for name, text in said.items()
+        if name not in {"vllm_version", "max_concurrency"} and (value := number(text)) is not None
+    }
+    return LogFacts(said.get("vllm_version"), max_concurrency=number(said.get("max_concurrency", "")), **whole)
+
+
+def number(text: str) -> float | None:
+    """Read a figure as a log writes it, with thousands separators or the full stop of its sentence behind it."""
+    with suppress(ValueError):
+        return float(text.rstrip(".,").replace(",", ""))
+    return None
 
 
 # Markers of a start, in its order, and the words in which people follow it.

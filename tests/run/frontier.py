@@ -19,7 +19,7 @@ from sweep.model import DeviceMemory, Flags, Job, Measured, ServerFacts
 from sweep.serve import vllm_log
 from sweep.serve.failures import classify
 
-from .studies import complete, config
+from .studies import complete, config, search, sweep_of
 
 GIB = 2**30
 TOTAL_GIB, FREE_GIB = 79.11, 75.6
@@ -53,6 +53,7 @@ class Gpu:
     """The made-up machine. launches: the flags of every launch and what became of it."""
 
     seed: int = 0
+    defaults: Flags = field(default_factory=lambda: dict(DEFAULTS))
     launches: list[tuple[Flags, str]] = field(default_factory=list)
 
     def see(self) -> DeviceMemory:
@@ -64,7 +65,7 @@ class Gpu:
         lines = start_log(flags)
         log = Path(job.launch.trial_dir) / "server.log"
         log.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        failed = lines[-1].startswith("RuntimeError: Engine core initialization failed")
+        failed = fails(flags)
         told = classify(log, exit_code=1 if failed else None, phase="start", swept=job.launch.swept)
         facts = ServerFacts(**vllm_log.facts(log.read_text())._asdict())
         self.launches.append((job.launch.flags, told.kind if failed else "complete"))
@@ -72,6 +73,39 @@ class Gpu:
             return Measured("infeasible", failure=told, server=facts, memory=self.see())
         noise = float(np.random.default_rng([self.seed, job.trial]).normal(1, 0.02))
         return replace(complete(noise * speed(flags)), server=facts, memory=self.see())
+
+
+@dataclass(frozen=True)
+class Study:
+    """What became of a study of 40 trials. best: the speed of the best trial, as measured."""
+
+    launched: list[Flags]
+    out_of_memory: int
+    skipped: list[Flags]
+    best: float
+
+    @property
+    def skipped_wrongly(self) -> list[Flags]:
+        return [flags for flags in self.skipped if not fails({**DEFAULTS, **flags})]
+
+
+def study(root: Path, sampler: str, seed: int, *, skip: bool = True) -> Study:
+    root.mkdir(parents=True, exist_ok=True)
+    gpu = Gpu(seed)
+    told = space(search__sampler=sampler, search__seed=seed, memory__skip=skip)
+    sweep = sweep_of(told, root, gpu)
+    search(sweep)
+    assert sweep.ledger.best is not None
+    return Study(
+        launched=[flags for flags, _ in gpu.launches],
+        out_of_memory=sum(kind.startswith("oom_") for _, kind in gpu.launches),
+        skipped=[outcome.flags for outcome in sweep.ledger.outcomes if outcome.state == "skipped"],
+        best=sweep.ledger.verdicts[sweep.ledger.best.trial].value or 0.0,
+    )
+
+
+def fails(flags: Flags) -> bool:
+    return start_log(flags)[-1].startswith("RuntimeError: Engine core initialization failed")
 
 
 def start_log(flags: Flags) -> list[str]:
@@ -87,8 +121,8 @@ def start_log(flags: Flags) -> list[str]:
             *lines,
             *died(
                 f"ValueError: Free memory on device cuda:0 ({FREE_GIB:.2f}/{TOTAL_GIB:.2f} GiB) on startup is less "
-                f"than desired GPU memory utilization ({utilization}, {wanted:.2f} GiB). Decrease GPU memory utilization or "
-                "reduce GPU memory used by other processes.",
+                f"than desired GPU memory utilization ({utilization}, {wanted:.2f} GiB). Decrease GPU memory "
+                "utilization or reduce GPU memory used by other processes.",
                 where="request_memory",
             ),
         ]

@@ -35,7 +35,7 @@ def config(**changes: object) -> SweepConfig:
     }
     for path, value in changes.items():
         section, _, key = path.partition("__")
-        data[section][key] = value
+        data.setdefault(section, {})[key] = value
     return SweepConfig.model_validate(data)
 
 
@@ -90,6 +90,7 @@ class Machine:
 
     behave: Callable[[Flags, int], Measured] | None = None
     jobs: list[Job] = field(default_factory=list)
+    defaults: Flags = field(default_factory=dict)  # what vLLM would have where a flag is absent
 
     def see(self) -> DeviceMemory | None:
         return None
@@ -120,7 +121,7 @@ def sweep_of(told: SweepConfig, root: Path, machine: Machine, events: list[Event
         study=study,
         emit=(events if events is not None else []).append,
         resolved={},
-        knowledge=Knowledge(told, Preflight(None), machine.see),
+        knowledge=Knowledge(told, Preflight(None, dict(machine.defaults)), machine.see),
         workload=workload,
         deadline=None,
         after_trial=lambda: None,

@@ -1,10 +1,17 @@
+import io
+import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, strategies as st
 
+from sweep.failure import BOUNDS, FailureKind
+from sweep.serve.advice import advice
 from sweep.serve.failure_rules import RULES
-from sweep.serve.failures import classify, read_log
+from sweep.serve.failures import classify, diagnose
+from sweep.serve.rule import needles_of
+from tests.serve.messages import HARMLESS, MESSAGES
 
 GIB = 1024**3
 LOGS = Path(__file__).parents[1] / "logs"
@@ -41,7 +48,12 @@ GOLDEN = [
         "oom_free_memory_lt_requested",
         "prune",
         "on kv cache allocation",
-        {"free_bytes": 5.2 * GIB, "total_bytes": 15.6 * GIB, "requested_bytes": 9.75 * GIB},
+        {
+            "free_bytes": 5.2 * GIB,
+            "total_bytes": 15.6 * GIB,
+            "allocation_bytes": 9.75 * GIB,
+            "requested_bytes": 10.92 * GIB,
+        },
     ),
     (
         "oom_cpu_too_little",
@@ -50,7 +62,12 @@ GOLDEN = [
         "oom_kv_cache_none",
         "prune",
         "on kv cache allocation",
-        {"requested_bytes": -0.43 * GIB},
+        {
+            "free_bytes": 12.9 * GIB,
+            "total_bytes": 15.6 * GIB,
+            "available_bytes": -0.43 * GIB,
+            "requested_bytes": 0.78 * GIB,
+        },
     ),
     (
         "oom_kv_cache_wrapped",
@@ -66,10 +83,34 @@ GOLDEN = [
             "fitting_model_len_tokens": 10720,
         },
     ),
-    ("oom_rocm_profile", 1, "start", "oom_activation_profile", "prune", "HIP out of memory", None),
+    (
+        "oom_rocm_profile",
+        1,
+        "start",
+        "oom_activation_profile",
+        "prune",
+        "HIP out of memory",
+        {"allocation_bytes": 6.5 * GIB, "total_bytes": 63.98 * GIB, "free_bytes": 3.02 * GIB},
+    ),
     ("oom_graph_capture_tp", 1, "start", "oom_cudagraph_capture", "prune", "CUDA error: out of memory", None),
-    ("engine_dead_under_load", 0, "load", "oom_runtime", "prune", "CUDA out of memory", None),
-    ("invalid_batched_tokens", 1, "start", "invalid_argument", "prune", "max_num_seqs (1024).", None),
+    (
+        "engine_dead_under_load",
+        0,
+        "load",
+        "oom_runtime",
+        "prune",
+        "CUDA out of memory",
+        {"allocation_bytes": 1.17 * GIB, "total_bytes": 23.57 * GIB, "free_bytes": 402.12 * 1024**2},
+    ),
+    (
+        "invalid_batched_tokens",
+        1,
+        "start",
+        "invalid_argument",
+        "prune",
+        "max_num_seqs (1024).",
+        {"max_num_seqs": 1024.0},
+    ),
     ("invalid_block_size", 1, "start", "invalid_argument", "prune", "block_size: Input should be", None),
     ("unknown_flag", 2, "start", "invalid_argument", "abort_sweep", "--swap-space", None),
     ("gated_repository", 1, "start", "auth_gated_model", "abort_sweep", "401 Client Error", None),
@@ -79,6 +120,9 @@ GOLDEN = [
     ("start_0_10_two_lines", None, "start", "healthy", "ignore", "", None),
     ("start_0_32_cpu", None, "start", "healthy", "ignore", "", None),
 ]
+
+
+SERVING = 'INFO:     Application startup complete.\nINFO:     1.1.1.1:5 - "POST /v1/completions HTTP/1.1" 200 OK\n'
 
 
 @pytest.mark.parametrize(("name", "exit_code", "phase", "kind", "treatment", "words", "bounds"), GOLDEN)
@@ -158,30 +202,242 @@ def test_every_rule_gives_advice_and_no_pattern_matches_nothing():
         assert rule.pattern.search("") is None
 
 
+@pytest.mark.parametrize(("kind", "treatment", "log"), MESSAGES)
+def test_a_message_and_its_meaning(kind, treatment, log):
+    failure = classify(log, exit_code=None, phase=None)
+    assert (failure.kind, failure.treatment) == (kind, treatment)
+    assert failure.advice
+    assert failure.evidence
+    assert set(failure.bounds or ()) <= set(BOUNDS)
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_frightening_lines_of_a_run_that_works(line):
+    assert classify(line, exit_code=None, phase=None).kind == "healthy"
+    assert classify(line + "\n" + SERVING, exit_code=None, phase="load").kind == "healthy"
+
+
+def test_every_kind_has_a_log():
+    kinds = {row[3] for row in GOLDEN} | {kind for kind, *_ in MESSAGES}
+    assert kinds == set(get_args(FailureKind))
+
+
+def deciding(log):
+    """Return the rule that decides on a message, by what only it has."""
+    found = classify(log, exit_code=None, phase=None)
+    line = diagnose(log).line
+    assert line is not None, log
+    texts = [found.evidence, log, *log.splitlines()]
+    return {id(rule) for rule in RULES for text in texts if rule.pattern.search(text.strip())}
+
+
+def test_every_rule_is_hit_by_a_message():
+    logs = [log for *_, log in MESSAGES] + [path.read_text() for path in LOGS.glob("*.log")]
+    hit = set().union(*(deciding(log) for log in logs if classify(log, exit_code=None, phase=None).kind != "healthy"))
+    assert [rule.pattern.pattern for rule in RULES if id(rule) not in hit] == []
+
+
+def test_a_line_that_a_rule_matches_holds_one_of_its_needles():
+    lines = [line for *_, log in MESSAGES for line in [log, *log.splitlines()]]
+    for rule in RULES:
+        for line in lines:
+            if rule.pattern.search(line.strip()):
+                assert any(needle in line.encode() for needle in rule.needles), (rule.pattern.pattern, line)
+
+
+def test_needles_are_the_longest_plain_text_of_each_alternative():
+    assert needles_of(r"^abcd(?:x|y)efg[h-z]?\(no\)+ way|\bplain text\d+") == (b"abcd", b"plain text")
+    with pytest.raises(ValueError, match="no plain text"):
+        needles_of(r"long enough|\d+")
+
+
+WRAPPED = (
+    "{}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}\n"
+    "{}vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
+)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "(EngineCore_DP0 pid=7) ERROR 01-02 03:04:05 [core.py:7] ",
+        "vllm-1  | (Worker_TP1 pid=7) ERROR 01-02 03:04:05 [v1/executor/multiproc_executor.py:7] ",
+        "2026-01-02T03:04:05.678901234Z ERROR 01-02 03:04:05 core.py:7] ",
+        "2026-01-02T03:04:05.678901234Z stderr F (EngineCore pid=7) ",
+        "Nov 30 01:02:03 node-1 vllm[77]: (EngineCore pid=7) ERROR 11-30 01:02:03 [core.py:7] ",
+        "INFO 2026-01-02 03:04:05 ERROR 01-02 03:04:05 [core.py:7] ",
+        "[rank0]: ",
+        "[pod/vllm-0/server] (RayWorkerWrapper pid=5, ip=192.0.2.6) ERROR 01-02 03:04:05 [worker_base.py:6] ",
+    ],
+)
+def test_the_cause_is_found_behind_every_prefix_and_before_every_wrapper(prefix):
+    cause = f"{prefix}ValueError: No available memory for the cache blocks. Try increasing\n"
+    log = f"{prefix}Traceback (most recent call last):\n" + WRAPPED.format(prefix, prefix) + cause
+    assert classify(log, exit_code=1, phase="start").kind == "oom_kv_cache_none"
+    assert diagnose(log.replace("\n", "\r\n")).line == 4
+
+
+def test_a_log_of_docker_in_json():
+    log = '{"log":"ValueError: No available memory for the cache blocks.\\n","stream":"stderr","time":"2026-01-02"}'
+    assert classify(log, exit_code=1, phase="start").kind == "oom_kv_cache_none"
+
+
+def test_what_stands_before_readiness_did_not_stop_the_server():
+    failed = "ERROR 01-02 03:04:05 [core.py:7] ValueError: No available memory for the cache blocks.\n"
+    assert classify(failed + SERVING, exit_code=None, phase=None).kind == "healthy"
+    assert classify(SERVING + failed, exit_code=None, phase=None).kind == "oom_kv_cache_none"
+
+
+def test_an_error_of_one_request_is_harmless_when_the_next_are_answered():
+    error = "ERROR 01-02 03:04:05 [serving.py:7] ValueError: something about one request\n"
+    assert classify(SERVING + error + SERVING.splitlines()[1], exit_code=None, phase="load").kind == "healthy"
+    assert classify(SERVING + error, exit_code=None, phase="load").kind == "other"
+
+
+def test_a_clean_stop_leaves_errors_that_mean_nothing():
+    stop = "INFO:     Shutting down\nvllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
+    assert classify(SERVING + stop, exit_code=0, phase="load").kind == "healthy"
+    assert classify(SERVING + stop, exit_code=1, phase="load").kind == "engine_dead"
+
+
+def test_a_server_that_kills_itself_was_not_killed_by_the_kernel():
+    log = "CRITICAL 03-10 08:07:20 [core_client.py:7] Got fatal signal from worker processes, shutting down.\nKilled\n"
+    assert classify(log, exit_code=-9, phase="start").kind == "other"
+    assert classify("Killed\n", exit_code=-9, phase="start").kind == "host_oom_killed"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "phase", "kind"),
+    [(1, "load", "healthy"), (2, "load", "hang_timeout"), (3, "start", "healthy"), (10, "start", "hang_timeout")],
+)
+def test_a_blocked_engine_hangs_under_load_but_may_compile_at_the_start(minutes, phase, kind):
+    line = "INFO 01-02 03:04:05 [shm_broadcast.py:9] No available shared memory broadcast block found in 60 seconds.\n"
+    assert classify(line * minutes, exit_code=None, phase=phase).kind == kind
+
+
+def test_the_phase_is_inferred_from_the_log():
+    error = "ValueError: a sentence that nobody has seen"
+    assert classify(SERVING + error, exit_code=1, phase=None).phase == "load"
+    assert classify(error, exit_code=1, phase=None).phase == "start"
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "words"),
+    [
+        (
+            "oom_free_memory_lt_requested",
+            {"free_bytes": 76.05 * GIB, "total_bytes": 79.2 * GIB, "requested_bytes": 77 * GIB},
+            "at most 0.96",
+        ),
+        (
+            "oom_free_memory_lt_requested",
+            {
+                "free_bytes": 5.2 * GIB,
+                "total_bytes": 15.6 * GIB,
+                "allocation_bytes": 9.75 * GIB,
+                "requested_bytes": 10.92 * GIB,
+            },
+            "at most 0.40",
+        ),
+        (
+            "oom_kv_cache_too_small",
+            {"max_model_len_tokens": 65536, "fitting_model_len_tokens": 10720},
+            "at most 10,720",
+        ),
+        ("oom_kv_cache_none", {"available_bytes": -0.5 * GIB}, "-0.5 GiB"),
+        ("oom_sampler_warmup", {"max_num_seqs": 1024}, "below 1,024"),
+        (
+            "oom_weights",
+            {"total_bytes": 23.7 * GIB, "free_bytes": 0.2 * GIB, "allocation_bytes": 0.35 * GIB},
+            "23.7 GiB",
+        ),
+    ],
+)
+def test_advice_uses_the_numbers_of_the_message(kind, numbers, words):
+    assert words in advice(kind, "", numbers)
+
+
+def test_a_fixed_flag_that_decides_alone_is_refused_once_and_for_all():
+    log = "ValueError: User-specified max_model_len (9000) is greater than the derived max_model_len (x=4096)"
+    assert classify(log, exit_code=1, phase="start", fixed=["max_model_len"]).treatment == "abort_sweep"
+
+
 @given(
     st.one_of(
         st.text(),
         st.lists(st.sampled_from([rule.pattern.pattern for rule in RULES])).map("\n".join),
+        st.lists(st.sampled_from([log for *_, log in MESSAGES])).map("\n".join),
         st.binary().map(lambda data: data.decode(errors="replace")),
     ),
     st.one_of(st.none(), st.integers(-200, 400)),
+    st.sampled_from([None, "start", "load"]),
 )
-def test_classify_never_raises(log, exit_code):
-    failure = classify(log, exit_code=exit_code, phase="start", swept=["block-size"], fixed=["dtype"])
+def test_classify_never_raises(log, exit_code, phase):
+    failure = classify(log, exit_code=exit_code, phase=phase, swept=["block-size"], fixed=["dtype"])
     assert len(failure.evidence) < 1000
+
+
+@given(st.binary(), st.sampled_from([b"", b"\xff\xfe", b"\xfe\xff"]), st.sampled_from([log for *_, log in MESSAGES]))
+def test_any_bytes_are_a_log(data, bom, message):
+    found = diagnose(io.BytesIO(bom + data + b"\n" + message.encode() + b"\0\n" + data))
+    assert found.failure.kind in get_args(FailureKind)
+
+
+def test_a_log_that_powershell_has_redirected(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text("first\nOSError: [Errno 98] Address already in use\n", encoding="utf-16")
+    assert diagnose(path)[1] == 2
+    assert diagnose(path).failure.kind == "port_in_use"
+
+
+@pytest.mark.parametrize("before", [0, 1, 4096, (1 << 18) - 60, 1 << 18, 600_000])
+def test_where_a_message_stands_in_a_log_does_not_matter(before):
+    log = (LOGS / "oom_kv_cache_wrapped.log").read_text()
+    filler = "INFO 01-01 00:00:00 [a.py:1] filler\n" * (before // 36) + "x" * (before % 36) + "\n"
+    found = diagnose(io.BytesIO((filler + log + filler).encode()))
+    assert found.line == filler.count("\n") + 2
+    assert found.failure.bounds == classify(log, exit_code=None, phase=None).bounds
+
+
+HUGE = {
+    "healthy": b'(APIServer pid=1) INFO:     192.0.2.1:5 - "POST /v1/completions HTTP/1.1" 200 OK\n',
+    "errors": b"(EngineCore pid=1) ERROR 01-02 03:04:05 [core.py:7] RuntimeError: nobody has seen this\n",
+    "tracebacks": b"ERROR 01-02 03:04:05 [core.py:7] Traceback (most recent call last):\n",
+    "one line": b"ValueError: CUDA out of memory ",
+    "nothing": b"\0",
+    "empty lines": b"\n",
+    "progress bar": b"Loading safetensors checkpoint shards:  75% Completed | 3/4\r",
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_ten_megabytes_take_about_a_second(name):
+    log = HUGE[name] * (10_000_000 // len(HUGE[name]))
+    begun = time.process_time()
+    diagnose(io.BytesIO(log))
+    # Of this process alone, and with room for a slow machine: what takes quadratic time takes minutes.
+    assert time.process_time() - begun < 8
+
+
+class Endless(io.RawIOBase):
+    """A hundred megabytes that nobody holds in memory."""
+
+    left = 100_000_000
+
+    def read(self, size=-1):
+        self.left -= size
+        return (HUGE["healthy"] * (size // len(HUGE["healthy"]) + 1))[:size] if self.left > 0 else b""
+
+
+def test_a_log_is_read_in_constant_memory():
+    import tracemalloc
+
+    tracemalloc.start()
+    assert diagnose(Endless()).failure.kind == "healthy"
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
 
 
 def test_a_missing_log_is_an_empty_one(tmp_path):
     assert classify(tmp_path / "none.log", exit_code=1, phase="start").kind == "other"
-
-
-def test_of_a_huge_log_both_ends_are_read(tmp_path):
-    path = tmp_path / "server.log"
-    with path.open("w") as log:
-        log.write("first\n")
-        log.write("INFO 01-01 00:00:00 [a.py:1] filler\n" * 700_000)
-        log.write("last\n")
-    text = read_log(path)
-    assert text.startswith("first\n")
-    assert text.endswith("last\n")
-    assert len(text) < path.stat().st_size / 2

@@ -9,23 +9,23 @@ import pytest
 from sweep.errors import MachineError
 from sweep.serve.failures import classify
 from sweep.serve.kind import ServeSection
-from sweep.serve.parser_check import check_configs
+from sweep.serve.parser_check import check_configs, compare_configs
 from sweep.serve.vllm_flags import config_text
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm.py"
 
 
-def check(tmp_path, command, models=None, **configs):
+def check(tmp_path, command, models=None, base=None, compared=(), **configs):
     paths = {}
     for name, flags in configs.items():
         paths[name] = tmp_path / f"{name}.yaml"
         paths[name].write_text(config_text(str((models or {}).get(name, tmp_path)), None, flags))
     serve = ServeSection.model_validate({"model": "org/model", "command": command})
-    return asyncio.run(check_configs(serve, paths))
+    return asyncio.run(compare_configs(serve, paths, base=base, compared=compared))
 
 
 def test_a_program_that_is_not_vllm_is_left_alone(tmp_path):
-    checked = check(tmp_path, [sys.executable, str(FAKE)], one={}, two={})
+    checked = check(tmp_path, [sys.executable, str(FAKE)], one={}, two={}).compared
     assert all("neither" in result.unchecked for result in checked.values())
     assert all(result.error is None for result in checked.values())
 
@@ -73,16 +73,25 @@ def test_the_installed_vllm_reads_what_was_meant(tmp_path):
         "hf-overrides": {"use_cache": False},
         "compilation-config.cudagraph_copy_inputs": False,
     }
-    checked = check(
+    answer = check(
         tmp_path,
         [sys.executable, "-m", "vllm.entrypoints.openai.api_server"],
         models={"experts": experts},
+        base="defaults",
+        compared=("spelt out", "nested", "too many", "utilization"),
         defaults={},
         experts={},
         meant=flags,
         unknown={"max-num-sequences": 8},
         refused={"max-num-seqs": 4096, "max-num-batched-tokens": 64},
+        **{
+            "spelt out": {"enable-prefix-caching": True, "enable-chunked-prefill": True},
+            "nested": {"compilation-config.cudagraph_copy_inputs": True},
+            "too many": {"max-num-seqs": 100_000},
+            "utilization": {"gpu-memory-utilization": 0.123},
+        },
     )
+    checked = answer.compared
     meant, defaults = checked["meant"], checked["defaults"]
     assert meant.error is None
     assert {name: meant.parsed[name] for name in flags if "." not in name} == {
@@ -97,3 +106,13 @@ def test_the_installed_vllm_reads_what_was_meant(tmp_path):
     assert "usage" not in checked["unknown"].error
     assert classify(checked["refused"].error, exit_code=1, phase="start").kind == "invalid_argument"
     assert {result.vllm_version for result in checked.values()} == {meant.vllm_version}
+    assert {result.platform for result in checked.values()} <= {"cpu", "cuda", "rocm"}
+    # What is vLLM's own default makes no difference; nothing of another build of the same flags does.
+    assert checked["spelt out"].changes == {}
+    assert checked["nested"].changes == {"compilation_config.cudagraph_copy_inputs": "true"}
+    assert checked["utilization"].changes == {"cache_config.gpu_memory_utilization": "0.123"}
+    assert checked["too many"].changes is None
+    assert "max_num_batched_tokens" in checked["too many"].error
+    engine = {"max-num-seqs", "max-num-batched-tokens", "block-size", "enable-prefix-caching", "compilation-config"}
+    assert answer.shown >= engine | {"kv-cache-dtype", "attention-backend", "scheduling-policy", "moe-backend"}
+    assert not answer.shown & {"uvicorn-log-level", "disable-log-stats", "api-server-count"}

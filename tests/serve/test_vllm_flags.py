@@ -4,6 +4,7 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
+from sweep.serve.command_line import parse_command_line
 from sweep.serve.vllm_flags import (
     OWNED,
     RULES,
@@ -11,7 +12,6 @@ from sweep.serve.vllm_flags import (
     config_text,
     normalise,
     normalise_flags,
-    parse_command_line,
     refusal,
     to_config,
 )

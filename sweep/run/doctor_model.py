@@ -1,0 +1,165 @@
+"""Whether the model is there, or can be had from the hub. The token of the hub is used and never shown."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from sweep.run.doctor_line import Check, failure, ok, warning
+
+_TIMEOUT_S = 5.0
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+
+Place: TypeAlias = Literal["folder", "no folder", "cached", "partly cached", "not cached", "elsewhere"]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """place: where its files are. offline: the environment forbids to ask the hub. token: whether there is one.
+
+    answer: the hub's HTTP status, or why it could not be asked; None where it was not.
+    """
+
+    name: str
+    place: Place
+    offline: bool
+    token: bool
+    answer: int | str | None = None
+
+
+def find_model(name: str, revision: str | None, env: Mapping[str, str], cache: Path) -> Model:
+    """Look for a model's files, and ask the hub about it only where they are not there."""
+    place = _place(name, revision, env, cache)
+    offline = any(env.get(key, "").upper() in _TRUE for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    token = _token(env)
+    ask = place in {"not cached", "partly cached"} and not offline
+    answer = _ask_hub(name, revision, env, token) if ask else None
+    return Model(name, place, offline, token is not None, answer)
+
+
+def hub_cache(env: Mapping[str, str]) -> Path:
+    """Return the folder that models are downloaded to, as huggingface_hub finds it."""
+    named = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
+    return Path(named).expanduser() if named else _hub_home(env) / "hub"
+
+
+def _hub_home(env: Mapping[str, str]) -> Path:
+    caches = env.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(env.get("HF_HOME") or f"{caches}/huggingface").expanduser()
+
+
+def _place(name: str, revision: str | None, env: Mapping[str, str], cache: Path) -> Place:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return "folder" if (path / "config.json").is_file() and _has_weights(path) else "no folder"
+    if path.is_file():  # one file that holds everything
+        return "folder"
+    if ":" not in name and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        return "no folder"
+    if ":" in name or env.get("VLLM_USE_MODELSCOPE", "").upper() in _TRUE:
+        return "elsewhere"
+    kept = cache / f"models--{name.replace('/', '--')}"
+    snapshot = kept / "snapshots" / _commit(kept, revision or "main")
+    if not (snapshot / "config.json").is_file():
+        return "not cached"
+    unfinished = any(kept.glob("blobs/*.incomplete"))
+    return "partly cached" if unfinished or not _has_weights(snapshot) else "cached"
+
+
+def _commit(kept: Path, revision: str) -> str:
+    try:
+        return (kept / "refs" / revision).read_text(encoding="utf-8").strip()
+    except OSError:
+        return revision  # a commit's own name
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(path.exists() for pattern in _WEIGHTS for path in folder.glob(pattern))
+
+
+def _token(env: Mapping[str, str]) -> str | None:
+    named = env.get("HF_TOKEN") or env.get("HUGGING_FACE_HUB_TOKEN")
+    if named:
+        return named.strip()
+    try:
+        kept = Path(env.get("HF_TOKEN_PATH") or _hub_home(env) / "token").expanduser()
+        return kept.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect means that the file is there; the token must not follow it to another host."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _ask_hub(name: str, revision: str | None, env: Mapping[str, str], token: str | None) -> int | str:
+    """Ask for the one file that every model has, without loading it: gated ones answer as they will to vLLM."""
+    root = (env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    if not root.startswith(("http://", "https://")):
+        return "HF_ENDPOINT is not an http address"
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(  # noqa: S310 - checked above
+        f"{root}/{name}/resolve/{revision or 'main'}/config.json", headers=headers, method="HEAD"
+    )
+    try:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=_TIMEOUT_S) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return getattr(reason, "strerror", None) or type(reason).__name__
+
+
+def check_model(model: Model) -> list[Check]:
+    if model.place == "folder":
+        return ok("model", f"{model.name} is on this machine")
+    if model.place == "no folder":
+        return failure(
+            "model",
+            f"{model.name} is not a folder with a config.json and weights",
+            "Correct serve.model. (`make sweep` makes the model of the quickstart.)",
+        )
+    if model.place == "cached":
+        return ok("model", f"{model.name} is in the cache")
+    if model.place == "elsewhere":
+        return warning("model", f"{model.name} is not looked for", "See by hand that vLLM can load it from there.")
+    kept = "not in the cache" if model.place == "not cached" else "in the cache only in part"
+    if model.offline:
+        return failure(
+            "model",
+            f"{model.name} is {kept}, and HF_HUB_OFFLINE forbids to download it",
+            "Unset HF_HUB_OFFLINE for a first download, or name a folder that holds the model.",
+        )
+    return _hub_line(model, f"{model.name} is {kept}")
+
+
+def _hub_line(model: Model, seen: str) -> list[Check]:
+    token = "with the token that is set" if model.token else "without a token (HF_TOKEN is not set)"
+    answer = model.answer
+    if isinstance(answer, str):
+        return warning(
+            "model", f"{seen}; the hub cannot be reached: {answer}", "Download it beforehand, with `hf download`."
+        )
+    if answer in {401, 403}:
+        return failure(
+            "model",
+            f"{seen}, and the hub refuses it {token}",
+            "See that the name is right, ask for access on the model's page, and export HF_TOKEN.",
+        )
+    if answer == 404:
+        return failure(
+            "model", f"{seen}, and the hub knows no such model or revision", "Correct serve.model or serve.revision."
+        )
+    if answer is None or answer >= 400:
+        return warning("model", f"{seen}; the hub answered HTTP {answer}", "Try again before the night.")
+    return ok("model", f"{seen}; the hub gives it {token}, and the first launch downloads it")

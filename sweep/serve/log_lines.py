@@ -1,0 +1,222 @@
+"""Reading a log of any size in constant memory, and what stands before a message.
+
+Most of a log is of no interest. It is searched in blocks, and only a block that holds a word looked for becomes lines.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+_BLOCK_BYTES = 1 << 18
+_PIECE_BYTES = 4000
+_END_BYTES = 1 << 16
+# A terminal wraps a long message, and pydantic writes two lines for a field: those that follow are needed with a line.
+_AHEAD = 3
+
+_ANSI = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
+_LEVEL = r"DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL"
+
+# A record of vLLM's own logger, wherever a log collector put it.
+_RECORD = re.compile(
+    rf"\b(?P<level>{_LEVEL}) \d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? (?:\[[^\]]{{1,80}}\]|[\w./]{{1,80}}:\d+\])\s?"
+)
+_RECORD_WITHIN = 400
+
+# What processes, frameworks and log collectors put in front of a message, in any order and number.
+_PREFIX = re.compile(
+    rf"""\s*(?:
+      (?P<uvicorn>{_LEVEL}):(?=\s|\w+:)(?:\w+:)?          # uvicorn's level; logging's default form
+    | \[(?P<bracket>{_LEVEL})\]
+    | [-|]\ +(?P<dashed>{_LEVEL})\ +[-|]                  # logging with dashes, loguru
+    | (?:[\w.]+\.py:\d+|[\w.]+:\w+:\d+)\ +-(?=\ )           # and the place in the code behind it
+    | \([^()]{{0,60}}\bpid=\d+[^()]{{0,60}}\)               # the process of vLLM that speaks
+    | \[rank\d+\]:
+    | \[?(?P<letter>[IWEF])\d{{4}}\ \d\d:\d\d:\d\d\.\d+\ (?:\d+\ )?[\w./-]+:\d+\]   # torch, glog
+    | \[?\d{{4}}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?\ ?(?:Z|[+-]\d\d:?\d\d)?\]?(?:\ std(?:out|err)\ [FP](?=\ ))?
+    | \w{{3}}\ [\ \d]\d\ \d\d:\d\d:\d\d\ [\w.-]{{1,64}}\ [\w.@/-]{{1,64}}(?:\[\d+\])?:  # syslog, journald
+    | \[[\w.-]*(?:pod|container)[\w./-]*\]                  # kubectl logs --prefix
+    | [\w.-]{{1,60}}-\d+\ +\|                               # docker compose
+    )\s?""",
+    re.VERBOSE,
+)
+_MAX_PREFIXES = 8
+_CODE_INDENT = " " * 4
+_LETTERS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+# The keys under which collectors keep the message when they write JSON.
+_JSON_MESSAGE = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
+
+
+class Line(NamedTuple):
+    """A line of the log without its prefixes. level: of the record that it begins, None for the lines after it.
+
+    indented: as far as the code that a traceback quotes.
+    """
+
+    level: str | None
+    text: str
+    indented: bool = False
+
+
+class Found(NamedTuple):
+    """A line that holds words looked for. number: from 1. ahead: the raw lines after it. before: the raw one before."""
+
+    number: int
+    words: list[bytes]
+    raw: bytes
+    ahead: list[bytes]
+    before: bytes
+
+    @property
+    def line(self) -> Line:
+        return strip(self.raw.decode(errors="replace"))
+
+    @property
+    def wrapped(self) -> str:
+        """The line and those after it as one text: a terminal may have wrapped the message in the middle of a word."""
+        return self.line.text + "".join(strip(raw.decode(errors="replace")).text for raw in self.ahead)
+
+
+def strip(line: str) -> Line:
+    """Take the prefixes off a line."""
+    line = _from_json(line)
+    if "\x1b" in line or "\x9b" in line:
+        line = _ANSI.sub("", line)
+    level = None
+    at = 0
+    if record := _RECORD.search(line, 0, _RECORD_WITHIN):
+        level, at = record["level"], record.end()
+    for _ in range(_MAX_PREFIXES):
+        match = _PREFIX.match(line, at)
+        if match is None:
+            break
+        named = match["uvicorn"] or match["bracket"] or match["dashed"]
+        level = named or _LETTERS.get(match["letter"] or "") or level
+        at = match.end()
+    level = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(level or "", level)
+    return Line(level, line[at:].strip(), line.startswith(_CODE_INDENT, at))
+
+
+def _from_json(line: str) -> str:
+    if not line.lstrip().startswith('{"'):
+        return line
+    with suppress(ValueError, RecursionError):
+        document = json.loads(line)
+        for key in _JSON_MESSAGE:
+            if isinstance(message := document.get(key), str):
+                return message
+    return line
+
+
+def opened(log: Path | str | BinaryIO) -> Iterator[bytes]:
+    """Yield the log's bytes in blocks: of a path, of a text, of an open stream. A log that cannot be read is empty."""
+    if isinstance(log, str):
+        data = log.encode(errors="replace")
+        yield from (data[at : at + _BLOCK_BYTES] for at in range(0, len(data), _BLOCK_BYTES))
+    elif isinstance(log, Path):
+        with suppress(OSError), log.open("rb") as file:
+            yield from _transcoded(file)
+    else:
+        yield from _transcoded(log)
+
+
+def _transcoded(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield blocks of UTF-8, also of a log that PowerShell has redirected (UTF-16)."""
+    block = stream.read(_BLOCK_BYTES)
+    wide = block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace") if wide else None
+    while block:
+        yield decoder.decode(block).encode(errors="replace") if decoder else block
+        block = stream.read(_BLOCK_BYTES)
+
+
+class Reader:
+    """Goes through a log once; yields the lines that hold a word looked for.
+
+    loud: words that matter only in a line that is no INFO record. any_level: those that matter in every line. Both may
+    be changed between two lines; a word that is taken out is no longer found from the next block on.
+    """
+
+    def __init__(self, blocks: Iterable[bytes], *, loud: Collection[bytes] = (), any_level: Collection[bytes]) -> None:
+        self.loud = loud
+        self.any_level = any_level
+        self.last = b""  # the last line that says something
+        self._lines = 0
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[Found]:
+        kept = b""
+        for block in _without_middles(self._blocks):
+            kept += block
+            if cut := _cut(kept):
+                yield from self._search(kept[:cut], kept[cut:])
+                kept = kept[cut:]
+        yield from self._search(kept, b"")
+
+    def _search(self, body: bytes, rest: bytes) -> Iterator[Found]:
+        begun, before = self._lines, self.last
+        self._lines += body.count(b"\n")
+        self.last = next((part for part in reversed(body.rsplit(b"\n", 8)) if part.strip()), before)[-_PIECE_BYTES:]
+        errors = body
+        if self.loud and b"INFO" in body:
+            errors = b"\n".join([line for line in body.split(b"\n") if not _is_quiet(line)])
+        words = [word for word in self.any_level if word in body]
+        words += [word for word in self.loud if word in errors]
+        if not words:
+            return
+        lines = body.split(b"\n")
+        following = lines + rest.split(b"\n", _AHEAD)[:_AHEAD]
+        for i, line in enumerate(lines):
+            for piece in _pieces(line):
+                if found := [word for word in words if word in piece]:
+                    ahead = [part[:_PIECE_BYTES] for part in following[i + 1 : i + 1 + _AHEAD]]
+                    yield Found(begun + i + 1, found, piece, ahead, lines[i - 1][-_PIECE_BYTES:] if i else before)
+
+
+def _is_quiet(line: bytes) -> bool:
+    """Return whether it is certainly an INFO record of vLLM or uvicorn. A log collector may call an error INFO."""
+    return (b"INFO 1" in line or b"INFO 0" in line or b"INFO:     " in line) and b"ERROR" not in line
+
+
+def _without_middles(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the blocks; of a line that fills more than one of them, its two ends."""
+    begun = False  # within a line whose beginning has been given
+    ending = b""
+    for block in blocks:
+        if b"\n" not in block and b"\r" not in block:
+            if not begun:
+                yield block[:_END_BYTES]
+                block = block[_END_BYTES:]  # noqa: PLW2901
+                begun = True
+            ending = (ending + block)[-_END_BYTES:]
+            continue
+        yield ending + block
+        begun, ending = False, b""
+    yield ending
+
+
+def _cut(kept: bytes) -> int:
+    """Return where the lines end that may be searched: so that those that may be needed with them are there as well."""
+    if len(kept) < _BLOCK_BYTES:
+        return 0
+    at = len(kept)
+    for _ in range(_AHEAD + 1):
+        at = kept.rfind(b"\n", 0, at)
+        if at < 0:
+            return len(kept) if len(kept) > 2 * _BLOCK_BYTES else 0
+    return at + 1
+
+
+def _pieces(line: bytes) -> Iterator[bytes]:
+    """Yield what one line of a file holds: a progress bar is as many lines as it was drawn; a huge line is cut."""
+    if len(line) <= _PIECE_BYTES and b"\r" not in line:
+        yield line
+        return
+    for part in line.split(b"\r"):
+        for at in range(0, len(part), _PIECE_BYTES):
+            yield part[at : at + _PIECE_BYTES]
