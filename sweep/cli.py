@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="check a search space and show the plan, without a launch")
     check.add_argument("space", type=Path, metavar="SPACE.yaml")
-    check.add_argument("--offline", action="store_true", help="do not ask the installed vLLM about the flags")
+    check.add_argument("--offline", action="store_true", help="do not start vLLM: go by its flags as read before")
     _add_common(check)
     check.set_defaults(run=_check)
 
@@ -121,13 +121,14 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from sweep.config import load_config, parse_until
+    from sweep.config import parse_until
+    from sweep.run.flag_check import load_space
     from sweep.run.night import run_interruptibly, run_study
 
     if args.until is not None:
         parse_until(args.until)
     # All files are read before the first one runs: a typing error in the last must not be found in the morning.
-    configs = [load_config(path, _overrides(args)) for path in args.spaces]
+    configs = [load_space(path, _overrides(args)) for path in args.spaces]
     _refuse_twins(configs)
     documents: list[dict[str, Any]] = []
 
@@ -187,10 +188,10 @@ def _refuse_twins(configs: Sequence[SweepConfig]) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from sweep.config import load_config
     from sweep.run.check import check_document, check_text
+    from sweep.run.flag_check import load_space
 
-    config = load_config(args.space, _overrides(args))
+    config = load_space(args.space, _overrides(args))
     document = check_document(config, ask_vllm=not args.offline)
     if args.json:
         _print_json(document)

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 Config: TypeAlias = Mapping[str, Any]
 
+_MOST_LAYERS = 10_000  # beyond, a config is damaged
+
 # The biases and the extra norms of families that differ from Llama in them; others follow their config's own keys.
 _QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"})
 _HEAD_NORMS = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text"})
@@ -87,7 +89,11 @@ def read_architecture(config: Config) -> Architecture:
     text = text_config(config)
     layer_count, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
     unknown = _unlike(text)
+    if not 0 < layer_count <= _MOST_LAYERS:
+        raise ValueError(f"a model of {layer_count} layers")
     layers = None if unknown else _layers(text, layer_count)
+    if layers and any(layer.kv_heads < 1 or layer.elements < 1 for layer in layers):
+        raise ValueError("heads have a size, and there is at least one")
     counted = _parameters(text, layer_count)
     return Architecture(
         model_type=str(text.get("model_type", config.get("model_type", ""))),

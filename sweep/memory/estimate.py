@@ -25,8 +25,8 @@ _CPU_BLOCK_TOKENS = 128
 _LIBRARIES, _TALKING = 0.2 * GIB, 0.5 * GIB
 # A worker of the CPU backend beside its weights: Python, torch and vLLM (0.66 GiB seen with 0.32).
 _CPU_PROCESS = 0.66 * GIB
-# Between what is seen before a launch and what the server finds free lies its own CUDA context.
-_CONTEXT = 0.45 * GIB
+# Between what is seen before a launch and what the server finds free lies its own CUDA context, of at least this size.
+_CONTEXT = 0.3 * GIB
 # One captured graph, for each layer; 67 graphs of 32 layers take about 0.5 GiB.
 _GRAPH_LAYER = 0.25 * 2**20
 
@@ -127,7 +127,7 @@ def estimate(
         kv_tokens=tokens,
         max_concurrency=concurrency,
         request_bytes=request,
-        error_bytes=0 if flags.get(KV_BYTES) else int(_spread(parts, errors)),
+        error_bytes=0 if flags.get(KV_BYTES) else int(_spread(card, parts, errors)),
         corrected=bool(errors),
     )
     certain = _certain(known, memory, flags)
@@ -198,14 +198,16 @@ def _error(card: ModelCard, flags: Flags, facts: ServerFacts, memory: DeviceMemo
     return requested - facts.available_kv_bytes - parts.outside
 
 
-def _spread(parts: _Parts, errors: Sequence[float]) -> float:
+def _spread(card: ModelCard, parts: _Parts, errors: Sequence[float]) -> float:
     """Return how far the KV cache may be from what is expected.
 
-    Before any launch: half of the activations, graphs and overhead, and 2 % of the weights. After some: how far they
-    disagree, and a fifth of the activations, since other sizes may be wrong by another amount.
+    Before any launch: half of the activations, graphs and overhead, and of the weights 2 %, or 10 % where they are
+    computed for a family that is not known so well, or for a quantized checkpoint. After some: how far they disagree,
+    and a fifth of the activations, since other sizes may be wrong by another amount.
     """
     if not errors:
-        return 0.5 * (parts.outside - parts.weights) + 0.02 * parts.weights
+        rough = card.weights_from == "architecture" and (card.quantization or not card.architecture.exact)
+        return 0.5 * (parts.outside - parts.weights) + (0.1 if rough else 0.02) * parts.weights
     return max(errors) - min(errors) + 0.2 * parts.activations + 0.05 * GIB
 
 
@@ -227,7 +229,7 @@ def _certain(known: Estimate, memory: DeviceMemory | None, flags: Flags) -> str 
     fixed = bool(flags.get(KV_BYTES))
     wanted, share = known.requested_bytes, f"{UTILIZATION} {_share(flags):g}"
     looks = not (fixed and _on_cpu(memory))
-    if looks and wanted > memory.free_bytes:
+    if looks and _least_wanted(known, memory) > memory.free_bytes:
         return (
             f"{share} asks for {_gib(wanted)} GiB, and {_gib(memory.free_bytes)} of {_gib(memory.total_bytes)} are free"
         )
@@ -250,7 +252,7 @@ def _certain(known: Estimate, memory: DeviceMemory | None, flags: Flags) -> str 
 def _likely(known: Estimate, memory: DeviceMemory | None, flags: Flags) -> str | None:
     if memory is None or known.kv_bytes is None or known.requested_bytes is None:
         return None
-    if not _on_cpu(memory) and known.requested_bytes > memory.free_bytes - _CONTEXT:
+    if not _on_cpu(memory) and _least_wanted(known, memory) > memory.free_bytes - _CONTEXT:
         return (
             f"{UTILIZATION} {_share(flags):g} asks for {_gib(known.requested_bytes)} GiB, and about "
             f"{_gib(memory.free_bytes - _CONTEXT)} will be free when the server has started"
@@ -262,6 +264,11 @@ def _likely(known: Estimate, memory: DeviceMemory | None, flags: Flags) -> str |
             f"request of full length needs {_gib(need)}"
         )
     return None
+
+
+def _least_wanted(known: Estimate, memory: DeviceMemory) -> float:
+    """Return the least that the share may come to: a driver counts a little more as all than a program is told."""
+    return (known.requested_bytes or 0) * (1.0 if _on_cpu(memory) else 0.99)
 
 
 def _share(flags: Flags) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -81,15 +80,20 @@ def fit(launches: Sequence[Launch]) -> Fit | None:
 
 
 def _no_negative(sizes: _Array, values: _Array) -> tuple[float, float, float]:
-    """Return the least-squares line whose coefficients are not negative: of three, all subsets can be tried."""
+    """Return the least-squares line whose coefficients are not negative: of three, all subsets can be tried.
+
+    A size that explains nothing more has no coefficient.
+    """
     design = np.column_stack([np.ones(len(values)), sizes])
-    best, least = (float(values.mean()), 0.0, 0.0), float("inf")
-    for used in product([False, True], repeat=2):
-        columns = [0, *(i for i, on in enumerate(used, start=1) if on)]
-        scale = design[:, columns].max(axis=0)
-        found = np.linalg.lstsq(design[:, columns] / scale, values, rcond=None)[0] / scale
-        missed = float(np.sum((values - design[:, columns] @ found) ** 2))
-        if (found >= 0).all() and missed < least * (1 - 1e-9):
-            told = dict(zip(columns, found, strict=True))
+    best, least = (float(values.mean()), 0.0, 0.0), float(np.sum((values - values.mean()) ** 2))
+    gain = 1e-9 * float(values @ values)
+    for columns in ([0, 1], [0, 2], [0, 1, 2]):
+        scaled = design[:, columns] / design[:, columns].max(axis=0)
+        if np.linalg.matrix_rank(scaled) < len(columns):
+            continue
+        found = np.linalg.lstsq(scaled, values, rcond=None)[0]
+        missed = float(np.sum((values - scaled @ found) ** 2))
+        if (found >= 0).all() and missed < least - gain:
+            told = dict(zip(columns, found / design[:, columns].max(axis=0), strict=True))
             best, least = (float(told[0]), float(told.get(1, 0.0)), float(told.get(2, 0.0))), missed
     return best

@@ -9,6 +9,7 @@ from typing import Any
 
 from sweep.config import SweepConfig
 from sweep.errors import MachineError
+from sweep.run.knowledge import what_is_known
 from sweep.run.loop import first_guess_s
 from sweep.run.night import plan_text
 from sweep.run.preflight import Preflight, config_file, known_before, preflight
@@ -24,6 +25,7 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
     checked = asyncio.run(preflight(config) if ask_vllm else known_before(config))
     workload = workload_document(config.load, config.search.seed)
     trace_s, moe = workload["trace_s"], checked.moe
+    expected = what_is_known(config, checked).expectation()
     folder = Path("results") / config.run.name / "trials" / "0000"
     launch = config.serve.launch(config.baseline, swept=tuple(config.search.params), trial_dir=folder)
     try:
@@ -50,6 +52,7 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
         },
         "same_config": {name: _alike(checked, name) for name in checked.alone},
         "command": command,
+        "memory": expected,
         "notes": [*checked.notes, *config.notes(), *workload_notes(workload, moe)],
     }
 
@@ -84,6 +87,7 @@ def check_text(document: dict[str, Any]) -> str:
         ]
     lines += ["", f"Command: {document['command']}"]
     lines += _checked_against(document)
+    lines += [document["memory"]] if document["memory"] else []
     for name, groups in document["same_config"].items():
         for group in groups:
             values = ", ".join(map(flag_value, group))

@@ -18,7 +18,7 @@ from pathlib import Path
 from sweep.errors import MachineError
 from sweep.serve.kind import MARKER, clean_env, resolve_program
 from sweep.serve.numa import cgroup_bytes
-from sweep.serve.parser_check import _interpreter
+from sweep.serve.parser_check import interpreter
 
 _CHILD = Path(__file__).with_name("doctor_child.py")
 _CHILD_TIMEOUT_S = 8.0
@@ -101,7 +101,7 @@ def serving(command: tuple[str, ...], env: Mapping[str, str], *, given: bool) ->
     except MachineError as error:
         here = importlib.util.find_spec("vllm") is not None
         return Serving(command, given, problem=str(error), module_here=here)
-    python = _interpreter(command)
+    python = interpreter(command)
     if python is None:
         return Serving(command, given, program)
     try:

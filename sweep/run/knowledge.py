@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from sweep.config import SweepConfig
 from sweep.failure import Failure
 from sweep.memory.bounds import Bounds
-from sweep.memory.card import ModelCard
+from sweep.memory.card import ModelCard, read_card
 from sweep.memory.estimate import Estimate, compare, estimate
 from sweep.memory.likelihood import Likelihood
+from sweep.memory.words import estimate_words
 from sweep.model import DeviceMemory, Flags, Outcome, ServerFacts
 from sweep.run import inert
+from sweep.run.ledger import gpus_of
 from sweep.run.preflight import Preflight
+from sweep.serve.device import device_memory
 
 
 @dataclass(slots=True)
@@ -43,6 +48,12 @@ class Knowledge:
         configured = {name: self.checked.same_config(name) for name in self.config.search.params}
         self.alike = inert.alike(configured, outcomes)
         return [*self._new(inert.notes(self.alike).items()), *self._new(self._comparison(ran[:1]))]
+
+    def expectation(self) -> str | None:
+        """Say what the baseline will need of the device's memory, as far as the model's files are here."""
+        if self.card is None:
+            return None
+        return estimate_words(self._expected(self.card, self.config.baseline, self.see_memory()))
 
     def look(self) -> None:
         """See how much memory there is now; until the next look, that is what flags are held against."""
@@ -87,3 +98,9 @@ class Knowledge:
         texts = {key: text for key, text in said if key not in self._said}
         self._said.update(texts)
         return list(texts.values())
+
+
+def what_is_known(config: SweepConfig, checked: Preflight) -> Knowledge:
+    """Return what is known before the first launch on this machine."""
+    see = partial(device_memory, os.environ | config.serve.env, count=gpus_of(config.serve.args))
+    return Knowledge(config, checked, see, read_card(config.serve.model, config.serve.revision))

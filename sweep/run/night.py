@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -19,14 +17,13 @@ from sweep.model import Event, Measured, Outcome
 from sweep.report.view import StudyView
 from sweep.run import environment
 from sweep.run.finish import build_view, doubts, write_all, write_progress
-from sweep.run.knowledge import Knowledge
-from sweep.run.ledger import Ledger, gpus_of
+from sweep.run.knowledge import what_is_known
+from sweep.run.ledger import Ledger
 from sweep.run.loop import Sweep, first_guess_s
 from sweep.run.preflight import preflight
 from sweep.run.store import Store
 from sweep.run.workload import workload_document, workload_notes
 from sweep.search.study import Study
-from sweep.serve.device import device_memory
 from sweep.serve.process import kill_leftovers
 
 EXIT_OK = 0
@@ -65,6 +62,7 @@ async def run_study(
         await _take_up(store, emit)
         objective = config.objective
         ledger = Ledger(objective, config.serve.args, store.outcomes())
+        knowledge = what_is_known(config, checked)
         space = config.space.with_rules(checked.rules)
         with Study.open(store.database, config.run.name, space, objective, config.search) as study:
             sweep = Sweep(
@@ -74,11 +72,7 @@ async def run_study(
                 study=study,
                 emit=emit,
                 resolved=checked.resolved,
-                knowledge=Knowledge(
-                    config,
-                    checked,
-                    partial(device_memory, os.environ | config.serve.env, count=gpus_of(config.serve.args)),
-                ),
+                knowledge=knowledge,
                 workload=workload,
                 deadline=deadline_of(config.run.hours, until),
                 after_trial=lambda: write_progress(build_view(config, store, ledger, complete=False), store),
@@ -87,6 +81,8 @@ async def run_study(
             study.replay([(o, ledger.verdicts[o.trial], sweep.point_of(o)) for o in ledger.outcomes])
             for note in (*checked.notes, *config.notes(), *workload_notes(workload, checked.moe)):
                 sweep.note(note)
+            if expected := knowledge.expectation():
+                sweep.note(expected)
             text = plan_text(config, workload["trace_s"], ledger)
             emit(Event("plan", total=config.run.trials, text=text, eta_s=sweep.eta_s()))
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sweep.serve.memory_rules import PARALLEL
-from sweep.serve.rule import CONSEQUENCE, MODULE, SYMPTOM, WRAPPER, rule
+from sweep.serve.rule import CONSEQUENCE, MODULE, SYMPTOM, rule
 
 _VALUE = "vLLM refuses this value or this combination of values."
 _ARGPARSE = r"^[\w./ -]{1,80}: error: "
@@ -33,7 +33,7 @@ ARGUMENT_RULES = (
     rule(
         "invalid_argument",
         "prune",
-        r"World size \((?P<world_size>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)"
+        r"invalid device ordinal|local rank \d+ is out of bounds|World size \((?P<world_size>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)"
         r"|size \(\d+\) exceeds the number of visible \w+ devices",
         "Use no more GPUs than there are.",
         flags=PARALLEL,
@@ -51,11 +51,6 @@ ARGUMENT_RULES = (
         r"is not divisible by min_thread_|is not divisible by weight quantization block|too large tensor parallel size"
         r"|^AssertionError: \d+ is not divisible by \d+|evenly divide the total world size",
         "The weights cannot be split like that: take a smaller tensor-parallel-size.",
-        words=(
-            "is not divisible by ",
-            "too large tensor parallel size",
-            "evenly divide the total world size",
-        ),
         flags=PARALLEL,
     ),
     rule(
@@ -73,7 +68,6 @@ ARGUMENT_RULES = (
         r"max_num_batched_tokens \(\d+\) must be greater than or equal to max_num_seqs \((?P<max_num_seqs>\d+)\)"
         r"|max_num_batched_tokens \(\d+\) is smaller than max_model_len \((?P<max_model_len_tokens>\d+)\)",
         "Raise max-num-batched-tokens, or lower the other one of the two.",
-        words=("must be greater than or equal to max_num_seqs", "is smaller than max_model_len"),
         flags=("max-num-batched-tokens",),
     ),
     rule(
@@ -84,7 +78,7 @@ ARGUMENT_RULES = (
         r"|max_num_seqs|max_num_active_seqs|max_model_len|long_prefill_token_threshold|max_cpu_loras"
         r"|User-specified max_model_len|Invalid prefix_match_unit|Unsupported block size|GPU memory utilization must"
         r"|[Ii]nvalid block size|Block size must|Block_size)\b"
-        r"|needs \d+-token kernel blocks|No common block size for|customized max_cudagraph_capture_size"
+        r"|needs \d+-token kernel blocks|No common block size for|share no supported KV cache block size|ArgumentTypeError|customized max_cudagraph_capture_size"
         r"|larger than max_num_batched_tokens",
         _VALUE,
         words=(
@@ -134,13 +128,14 @@ ARGUMENT_RULES = (
         "abort_sweep",
         r"is longer than the maximum model length|maximum context length is (?P<max_model_len_tokens>\d+) tokens",
         "The requests are longer than max-model-len: raise it, or send shorter ones.",
-        rank=SYMPTOM,
+        rank=CONSEQUENCE,
         flags=("max-model-len",),
+        doubtful=True,
     ),
     rule(
         "invalid_argument",
         "prune",
-        rf"^(?:{MODULE}(?:Value|Type|Assertion|Key)Error(?:: |\(['\"])).{{0,300}}?{_FLAG}",
+        rf"^(?:{MODULE}(?:Value|Type|Assertion)Error(?:: |\(['\"])).{{0,300}}?{_FLAG}",
         _VALUE,
         words=("ValueError", "TypeError", "AssertionError", "KeyError"),
         rank=CONSEQUENCE,
@@ -150,7 +145,6 @@ ARGUMENT_RULES = (
         "prune",
         r"\d+ validation errors? for \w+",
         _VALUE,
-        words=("validation error",),
-        rank=WRAPPER,
+        rank=CONSEQUENCE,
     ),
 )

@@ -16,7 +16,7 @@ CLIENT_RULES = (
     rule(
         "client_404_model_name",
         "abort_sweep",
-        r"The model `[^`]{1,300}` does not exist|Initial test run failed.*Not Found"
+        r"The model `[^`]{1,300}` does not exist|Initial test run failed.{0,200}Not Found|\{\"detail\": ?\"Not Found\"\}"
         r"|The model '[^']{1,300}' does not exist",
         any_level=True,
     ),
@@ -47,7 +47,7 @@ CLIENT_RULES = (
         r"|ServerTimeoutError"
         r"|SocketTimeoutError|ClientPayloadError|ClientOSError|ClientConnector\w*Error|APIConnectionError"
         r"|APITimeoutError"
-        r"|httpx\.(?:Read|Connect|Write|Pool)(?:Timeout|Error)|RemoteProtocolError|Connection timeout to host"
+        r"|httpx\.(?:Read|Connect|Write|Pool)(?:Timeout|Error)|RemoteProtocolError|Connection timeout to host|ConnectionRefusedError"
         r"|requests\.exceptions\.\w*(?:Timeout|ConnectionError)",
         words=(
             "Initial test run failed",
@@ -76,18 +76,6 @@ ENDING_RULES = (
         r"|[Ee]ngine core proc \S+ died unexpectedly|engine core exited unexpectedly|EngineCore died"
         r"|Background loop is stopped|Engine loop (?:has died|is not running)"
         r"|Worker proc \S+ died unexpectedly|EngineCore encountered a fatal error|RayWorkerProc rank=\d+ died",
-        words=(
-            "EngineDeadError",
-            "MQLLMEngine is already dead",
-            "Engine process (pid ",
-            "Background loop ",
-            "died unexpectedly",
-            "engine core exited unexpectedly",
-            "EngineCore died",
-            "Engine loop ",
-            "EngineCore encountered a fatal error",
-            "RayWorkerProc rank=",
-        ),
         rank=CONSEQUENCE,
         any_level=True,
     ),
@@ -95,7 +83,6 @@ ENDING_RULES = (
         "engine_dead",
         "fail_trial",
         r'"GET /health HTTP/[\d.]+" 50[03]\b',
-        words=('"GET /health HTTP/',),
         rank=WRAPPER,
         any_level=True,
         doubtful=True,

@@ -48,7 +48,9 @@ class Diagnosis(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Match:
+class Match:
+    """The decisive line, the rule that decided, and what was going on."""
+
     rule: Rule
     evidence: str
     line: int
@@ -81,7 +83,7 @@ def diagnose(
     fixed: Collection[str] = (),
 ) -> Diagnosis:
     """Return what `classify` does, of an open stream too, and which line decided."""
-    search = _Search(opened(log), exit_code)
+    search = Search(opened(log), exit_code)
     match = search.run()
     told = search.story
     killed = _signal_of(exit_code) == "SIGKILL" and not told.kills_itself
@@ -109,14 +111,14 @@ def normalised(flags: Collection[str]) -> frozenset[str]:
     return frozenset(map(normalise, flags))
 
 
-class _Search:
+class Search:
     """Goes through a log once, and keeps the first line of the best rank."""
 
     def __init__(self, blocks: Iterable[bytes], exit_code: int | None) -> None:
         self.story = Story()
         self.reader = Reader(blocks, any_level=())
         self._stopped = exit_code in _STOPPED
-        self._best: _Match | None = None
+        self._best: Match | None = None
         self._rules: dict[bytes, list[Rule]] = {}
         self._topics: dict[bytes, list[str]] = {}
         self._concern: dict[tuple[bytes, ...], tuple[list[Rule], set[str]]] = {}
@@ -142,7 +144,7 @@ class _Search:
         self.reader.any_level = anywhere | self._topics.keys()
         self.reader.loud = self._rules.keys() - self.reader.any_level
 
-    def run(self) -> _Match | None:
+    def run(self) -> Match | None:
         for found in self.reader:
             rules, topics = self._concerned(tuple(found.words))
             if (not topics or self.story.says_nothing_new(topics, found.words)) and (not rules or self._known(found)):
@@ -202,7 +204,7 @@ class _Search:
         match = rule.pattern.search(whole)
         if match is not None and match.end() > len(text):
             text = whole[: match.end()]
-        self._best = _Match(rule, text, found.number, _bounds(rule, match, whole), self.story.now())
+        self._best = Match(rule, text, found.number, _bounds(rule, match, whole), self.story.now())
         self._look_for()
 
 
@@ -215,7 +217,7 @@ def _bounds(rule: Rule, match: re.Match[str] | None, text: str) -> dict[str, flo
 
 
 def _treatment(
-    match: _Match, kind: FailureKind, phase: Phase, swept: frozenset[str], fixed: frozenset[str]
+    match: Match, kind: FailureKind, phase: Phase, swept: frozenset[str], fixed: frozenset[str]
 ) -> Treatment:
     """Return the rule's treatment, unless who set the flag at fault, or the numbers, say otherwise."""
     rule = match.rule
@@ -238,7 +240,7 @@ def _treatment(
     return rule.treatment
 
 
-def _without_message(search: _Search, exit_code: int | None, phase: Phase | None) -> Failure:
+def _without_message(search: Search, exit_code: int | None, phase: Phase | None) -> Failure:
     """Judge by how the process ended, when its log names no cause."""
     story = search.story
     phase = phase or story.phase

@@ -32,7 +32,8 @@ _RECORD_WITHIN = 400
 _PREFIX = re.compile(
     rf"""\s*(?:
       (?P<uvicorn>{_LEVEL}):(?=\s|\w+:)(?:\w+:)?          # uvicorn's level; logging's default form
-    | \[(?P<bracket>{_LEVEL})\]
+    | \[(?P<bracket>(?i:{_LEVEL}))\](?:\ \(\w+\)(?=\ ))?
+    | std(?:out|err)\ +\|
     | [-|]\ +(?P<dashed>{_LEVEL})\ +[-|]                  # logging with dashes, loguru
     | (?:[\w.]+\.py:\d+|[\w.]+:\w+:\d+)\ +-(?=\ )           # and the place in the code behind it
     | \([^()]{{0,60}}\bpid=\d+[^()]{{0,60}}\)               # the process of vLLM that speaks
@@ -98,7 +99,7 @@ def strip(line: str) -> Line:
         named = match["uvicorn"] or match["bracket"] or match["dashed"]
         level = named or _LETTERS.get(match["letter"] or "") or level
         at = match.end()
-    level = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(level or "", level)
+    level = None if level is None else {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(level.upper(), level.upper())
     return Line(level, line[at:].strip(), line.startswith(_CODE_INDENT, at))
 
 

@@ -22,22 +22,12 @@ MACHINE_RULES = (
         "retry",
         r"[Aa]ddress already in use|Could not find open port|EADDRINUSE|error while attempting to bind on address"
         r"|Only one usage of each socket address|\bport \d+ is already (?:in use|allocated)",
-        words=(
-            "ddress already in use",
-            "Could not find open port",
-            "EADDRINUSE",
-            "attempting to bind on address",
-            "Only one usage of each socket address",
-            "is already in use",
-            "is already allocated",
-        ),
     ),
     rule(
         "other",
         "abort_sweep",
         r"\[Errno 99\]|[Cc]annot assign requested address",
         "This machine does not have the address of --host: leave host out.",
-        words=("[Errno 99]", "annot assign requested address"),
     ),
     # Versions and drivers.
     rule(
@@ -81,7 +71,8 @@ MACHINE_RULES = (
     rule(
         "other",
         "abort_sweep",
-        r"Failed to import Ray|Ray is not installed|No module named 'ray'",
+        r"Failed to import Ray|Ray is not installed|No module named 'ray'|requires installation of ray|Ray version .{1,20} is required"
+        r"|Ray Compiled Graph is not installed",
         "Install Ray beside vLLM, or use distributed-executor-backend: mp.",
         flags=("distributed-executor-backend",),
     ),
@@ -93,15 +84,6 @@ MACHINE_RULES = (
         r"|Could not find CUDA installation",
         "A compiler that vLLM starts is missing or lacks a file: install gcc, Python's headers (python3-dev) and the "
         "CUDA stubs or toolkit.",
-        words=(
-            "cannot find -lcuda",
-            "fatal error: ",
-            "Failed to find C compiler",
-            "Could not find nvcc",
-            "No such file or directory: ",
-            "CUDA_HOME environment variable",
-            "Could not find CUDA installation",
-        ),
     ),
     rule(
         "nccl_or_distributed",
@@ -112,7 +94,8 @@ MACHINE_RULES = (
     rule(
         "other",
         "abort_sweep",
-        r"No space left on device|insufficient shared memory|Disk quota exceeded|Read-only file system"
+        r"unable to open shared memory object|can't start new thread|pthread_create failed"
+        r"|Cannot re-initialize CUDA in forked subprocess|finished its bootstrapping phase|No space left on device|insufficient shared memory|Disk quota exceeded|Read-only file system"
         r"|\[Errno 24\]|PermissionError: \[Errno 13?\]",
         "The disk, /dev/shm or a limit of this system is in the way: free some space (in Docker: --ipc=host or a "
         "larger "
@@ -135,19 +118,6 @@ MACHINE_RULES = (
         r"|Segmentation fault|Segfault encountered|Fatal Python error|Aborted +\(core dumped\)|CUDA error: an illegal"
         r"|Bus error",
         "A kernel or native code failed. If it does so again with these flags, leave them out.",
-        words=(
-            "illegal memory access",
-            "unspecified launch failure",
-            "device-side assert",
-            "misaligned address",
-            "CUBLAS_STATUS_",
-            "Segmentation fault",
-            "Segfault encountered",
-            "Fatal Python error",
-            "(core dumped)",
-            "CUDA error: an illegal",
-            "Bus error",
-        ),
         rank=SYMPTOM,
     ),
     rule(
@@ -166,13 +136,6 @@ MACHINE_RULES = (
         r"|Current node has no GPU available|ray\.exceptions\.\w*PlacementGroup\w*|No available node types can fulfill",
         "Ray has fewer free GPUs than this asks for: use no more than `ray status` shows, and end what still holds "
         "some.",
-        words=(
-            "Cannot provide a placement group",
-            "exceeds the total number of available",
-            "has no GPU available",
-            "PlacementGroup",
-            "No available node types",
-        ),
         flags=PARALLEL,
     ),
     rule(
@@ -213,7 +176,7 @@ MACHINE_RULES = (
         "retry",
         r"RPC call to \w+ timed out|Timed out waiting for (?:new )?engine"
         r"|Did not receive response from front-end process"
-        r"|Engine iteration timed out|RPC Server not ready|(?:execute_model|sample_tokens) timed out"
+        r"|Engine iteration timed out|RPC Server not ready|No heartbeat received from|did not become (?:ready|healthy)|(?:execute_model|sample_tokens) timed out"
         r"|failed to report ZMQ addresses within|Engine core .{0,60}did not (?:start|respond)"
         r"|timed out waiting for the engine",
         rank=SYMPTOM,

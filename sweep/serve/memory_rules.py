@@ -66,7 +66,6 @@ MEMORY_RULES = (
         r"startup is less than (?:desired [GC]PU memory utilization|the engine's budget[^(]{0,80}) "
         r"\((?P<utilization_frac>[\d.]+), (?P<requested_gib>[\d.]+) GiB\)"
         r"|is less than desired [GC]PU memory utilization|less than the engine's budget after excluding",
-        words=("is less than desired ", "less than the engine's budget"),
         flags=UTILIZATION,
     ),
     rule(
@@ -89,16 +88,6 @@ MEMORY_RULES = (
         r"Out of memory: Kill(?:ed)? process|[Mm]emory cgroup out of memory|oom-kill:constraint=|invoked oom-killer"
         r"|OOMKilled|killed by the OOM killer\.|Failed with result 'oom-kill'|node running low on memory"
         r"|ray\.exceptions\.OutOfMemoryError|low on memory\. Ray killed",
-        words=(
-            "Out of memory: Kill",
-            "emory cgroup out of memory",
-            "oom-kill",
-            "invoked oom-killer",
-            "OOMKilled",
-            "killed by the OOM killer.",
-            "low on memory",
-            "ray.exceptions.OutOfMemoryError",
-        ),
         any_level=True,
     ),
     rule(
@@ -109,14 +98,6 @@ MEMORY_RULES = (
         r"|^(?:numpy\.[\w.]+)?_?(?:Array)?MemoryError\b|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
         r"|Too large swap space|unable to mmap \d+ bytes",
         "The host's own memory ran out: lower swap-space, cpu-offload-gb and max-num-seqs, or add memory.",
-        words=(
-            "DefaultCPUAllocator: ",
-            "MemoryError",
-            "std::bad_alloc",
-            "[Errno 12] Cannot allocate memory",
-            "Too large swap space",
-            "unable to mmap ",
-        ),
         rank=SYMPTOM,
     ),
     rule(
@@ -131,7 +112,6 @@ MEMORY_RULES = (
         "prune",
         # Written by the shell that started it, or by the container's engine.
         r"^Killed$|: line \d+: +\d+ Killed\b|exited with code 137\b|code=killed, status=9/KILL",
-        words=("Killed", "exited with code 137", "status=9/KILL"),
         rank=CONSEQUENCE,
     ),
     # Out of memory in torch's and the driver's words, which do not say during what.
@@ -143,20 +123,8 @@ MEMORY_RULES = (
         r"of memory|(?:CUDA|HIP|XPU|NPU|HPU|MPS|MLU|MUSA)(?: backend)? out of memory|CUBLAS_STATUS_ALLOC_FAILED"
         r"|CUDA(?: driver)? error: out of memory|HIP error: out of memory|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|cudaErrorMemoryAllocation|Cuda failure '?out of memory|UR_RESULT_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)"
-        r"|CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|RESOURCE_EXHAUSTED: .{0,200}(?:memory|allocat)"
+        r"|CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|Ran out of memory in memory space|RESOURCE_EXHAUSTED: .{0,200}(?:memory|allocat)"
         r"|Triton Error \[(?:CUDA|HIP)\]: out of memory",
-        words=(
-            "OutOfMemoryError",
-            " out of memory",
-            "CUBLAS_STATUS_ALLOC_FAILED",
-            "hipErrorOutOfMemory",
-            "CUDA_ERROR_OUT_OF_MEMORY",
-            "cudaErrorMemoryAllocation",
-            "Cuda failure 'out of memory",
-            "UR_RESULT_ERROR_OUT_OF_",
-            "CUDNN_STATUS_",
-            "RESOURCE_EXHAUSTED: ",
-        ),
         rank=SYMPTOM,
     ),
 )

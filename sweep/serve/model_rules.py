@@ -22,7 +22,6 @@ MODEL_RULES = (
         "auth_gated_model",
         "abort_sweep",
         r"\b40[13] Client Error|HTTP Error 40[13]\b",
-        words=("401 Client Error", "403 Client Error", "HTTP Error 40"),
         rank=SYMPTOM,
     ),
     rule(
@@ -36,16 +35,10 @@ MODEL_RULES = (
     rule(
         "model_not_found",
         "retry",
-        r"\b429 Client Error|\b50\d Server Error|Too Many Requests for url|ReadTimeoutError\("
+        r"HTTPSConnectionPool\(host='[\w.-]{0,80}(?:huggingface|hf|modelscope)\.c[on]|using `hf_transfer`"
+        r"|\b429 Client Error|\b50\d Server Error|Too Many Requests for url|ReadTimeoutError\("
         r"|Read timed out\. \(read timeout",
         "The model hub answers too slowly or too seldom: try again later, or download the model first.",
-        words=(
-            "429 Client Error",
-            " Server Error",
-            "Too Many Requests for url",
-            "ReadTimeoutError(",
-            "Read timed out.",
-        ),
         rank=SYMPTOM,
     ),
     rule(
@@ -56,33 +49,10 @@ MODEL_RULES = (
         r"|is not a valid model identifier|does not appear to have a file named|is not a valid git identifier"
         r"|Can't load the configuration of|Can't load tokenizer for|couldn't connect to 'https?://|OfflineModeIsEnabled"
         r"|Unrecognized model in |No supported config format found|Could not detect config format"
-        r"|MetadataIncompleteBuffer|HeaderTooLarge|InvalidHeaderDeserialization|couldn't find (?:it|them) in the cached"
+        r"|MetadataIncompleteBuffer|HeaderTooLarge|Error while deserializing header|couldn't find (?:it|them) in the cached"
+        r"|Unsupported config format|UnpicklingError: invalid load key"
         r"|No such file or directory: '[^']{0,300}(?:config\.json|\.safetensors|\.gguf|tokenizer\w*\.json)"
         r"|Cannot find an appropriate cached snapshot",
-        words=(
-            "Repo id must ",
-            "EntryNotFoundError",
-            "RepositoryNotFoundError",
-            "RevisionNotFoundError",
-            "Cannot find any model weights",
-            "404 Client Error",
-            "HFValidationError",
-            "is not a valid model identifier",
-            "does not appear to have a file named",
-            "is not a valid git identifier",
-            "Can't load ",
-            "couldn't connect to ",
-            "OfflineModeIsEnabled",
-            "Unrecognized model in ",
-            "No supported config format",
-            "Could not detect config format",
-            "MetadataIncompleteBuffer",
-            "HeaderTooLarge",
-            "InvalidHeaderDeserialization",
-            "couldn't find ",
-            "No such file or directory: ",
-            "Cannot find an appropriate cached snapshot",
-        ),
     ),
     rule(
         "model_not_found",
@@ -120,20 +90,7 @@ FEATURE_RULES = (
         r"|is not supported for this model|is not valid for this configuration\. Reason"
         r"|Number of experts in the model must be greater than 0|does not (?:yet )?support: "
         r"|Bfloat16 is only supported on GPUs|Unknown quantization method|No valid attention backend found"
-        r"|No valid MLA prefill backend|is not supported for quantization method",
-        words=(
-            "not supported for the current GPU",
-            "not supported in this architecture",
-            "is not supported for this model",
-            "is not valid for this configuration. Reason",
-            "Number of experts in the model must be",
-            "support: ",
-            "Bfloat16 is only supported on GPUs",
-            "Unknown quantization method",
-            "No valid attention backend found",
-            "No valid MLA prefill backend",
-            "is not supported for quantization method",
-        ),
+        r"|No valid (?:CPU )?MLA prefill backend|Invalid attention backend for|is not supported for quantization method",
     ),
     rule(
         "unsupported_feature",
@@ -150,7 +107,6 @@ FEATURE_RULES = (
         "unsupported_feature",
         "prune",
         r"^NotImplementedError\b|^ImportError: .{0,200}is required (?:for|to)\b",
-        words=("NotImplementedError", "ImportError: "),
         rank=CONSEQUENCE,
     ),
 )

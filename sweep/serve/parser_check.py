@@ -88,7 +88,7 @@ async def compare_configs(
 
 async def ask(serve: ServeSection, request: Mapping[str, Any], *, timeout_s: float = _TIMEOUT_S) -> Any:
     """Return the answer of vllm_child.py, run by the interpreter that serves. Raises SilentChildError, MachineError."""
-    python = await asyncio.to_thread(_interpreter, serve.command)
+    python = await asyncio.to_thread(interpreter, serve.command)
     if python is None:
         command = " ".join(serve.command)
         raise SilentChildError(f"serve.command is neither `vllm` nor `python -m vllm…`: {command}", asked=False)
@@ -115,7 +115,7 @@ async def ask(serve: ServeSection, request: Mapping[str, Any], *, timeout_s: flo
         raise SilentChildError(said or "vLLM could not be imported", asked=True) from None
 
 
-def _interpreter(command: tuple[str, ...]) -> str | None:
+def interpreter(command: tuple[str, ...]) -> str | None:
     """Return the Python that a command runs vLLM with, or None when it starts something else."""
     program = resolve_program(command[0])
     if re.fullmatch(r"python[\d.]*", Path(program).name):

@@ -1,8 +1,8 @@
 """A device that does not exist, with a server on it whose memory follows formulas: what fits, and what it logs.
 
 The order is that of vLLM's start: the share of the memory against what is free, weights and the profiling run, the KV
-cache, graphs, the sampler's warm-up. A part of the memory that profiling used is free again afterwards, so a larger batch
-may cure what comes later; bounds must not overlook that.
+cache, graphs, the sampler's warm-up. A part of the memory that profiling used is free again afterwards, so a larger
+batch may cure what comes later; bounds must not overlook that.
 """
 
 from __future__ import annotations

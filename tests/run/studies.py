@@ -31,6 +31,7 @@ def config(**changes: object) -> SweepConfig:
             },
         },
         "load": {"concurrency": 8, "prompt": {"tokens": 10}, "output": {"tokens": 5}, "requests": 20},
+        "memory": {"skip": False},
         "run": {"name": "made-up", "trials": 6},
     }
     for path, value in changes.items():

@@ -94,7 +94,7 @@ def test_waiting_ends_when_the_memory_is_back_or_patience_is_at_an_end() -> None
 
 def test_a_retry_waits_for_the_memory_that_its_first_try_lacked(tmp_path: Path) -> None:
     class Busy(Machine):
-        free: Iterator[int] = iter([5, 79])
+        free: Iterator[int] = iter([79, 5, 5, 79])
 
         def see(self) -> DeviceMemory | None:
             return DeviceMemory(80 * GIB, next(self.free, 79) * GIB, "nvml")
