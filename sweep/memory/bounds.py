@@ -13,14 +13,18 @@ from functools import cached_property
 
 from sweep.failure import FailureKind
 from sweep.memory.card import ModelCard
-from sweep.memory.launches import UTILIZATION, Launch, Point, launch_of, point_of, seen_total, total_of
+from sweep.memory.launches import KV_BYTES, UTILIZATION, Launch, Point, launch_of, point_of, seen_total, total_of
 from sweep.memory.pool import pool_of
+from sweep.memory.shortage import Shortage
 from sweep.model import DeviceMemory, Flags, Outcome
 
 GIB = 2**30
 # Whatever the utilization is, these come before or beside the KV cache.
 BEFORE_CACHE: frozenset[FailureKind] = frozenset({"oom_weights", "oom_activation_profile"})
 # These come after it was set aside: the more of it, the less is left for them.
+_FREE: FailureKind = "oom_free_memory_lt_requested"
+_NONE: FailureKind = "oom_kv_cache_none"
+_SMALL: FailureKind = "oom_kv_cache_too_small"
 AFTER_CACHE: frozenset[FailureKind] = frozenset({"oom_sampler_warmup", "oom_cudagraph_capture", "oom_runtime"})
 _WORDS: dict[FailureKind, str] = {
     "oom_weights": "the weights did not fit",
@@ -54,7 +58,7 @@ class Bounds:
         found = (launch_of(outcome, fixed, self._defaults, self.total) for outcome in outcomes)
         self.launches = [launch for launch in found if launch is not None]
 
-    def excluded(self, flags: Flags, memory: DeviceMemory | None) -> str | None:
+    def excluded(self, flags: Flags, memory: DeviceMemory | None) -> Shortage | None:
         """Return why a launch with these flags is sure to fail, or None.
 
         memory: of the device, as the launch would find it; None: as the last one found it.
@@ -95,8 +99,10 @@ class Bounds:
         spread = _FREE_SPREAD[memory.source] * memory.total_bytes
         return memory.free_bytes - gap, spread + ROUNDING / 2, last
 
-    def _more_than_free(self, point: Point, memory: DeviceMemory | None) -> str | None:
+    def _more_than_free(self, point: Point, memory: DeviceMemory | None) -> Shortage | None:
         wanted, free = self.requested(point, memory), self.free(memory)
+        if free is not None and point.kv_bytes is not None and point.kv_bytes > free[0] + free[1]:
+            return Shortage(_FREE, f"{KV_BYTES} asks for {gib(point.kv_bytes)} GiB, and {gib(free[0])} are free")
         if wanted is None or free is None or wanted <= free[0] + free[1]:
             return None
         if point.kv_bytes is not None and (memory is None or memory.source == "numa"):
@@ -106,13 +112,13 @@ class Bounds:
             return None
         asked = f"{UTILIZATION} {point.utilization:g} asks for {gib(wanted)} GiB"
         if teacher is None or teacher.free is None or teacher.total is None:
-            return f"{asked}, and {gib(known)} GiB are free"
+            return Shortage(_FREE, f"{asked}, and {gib(known)} GiB are free")
         words = (
             f"trial {teacher.trial} with {UTILIZATION} {plain(teacher.point.utilization)} found only "
             f"{gib(teacher.free)} of {gib(teacher.total)} GiB free; this asks for {gib(wanted)}"
         )
         changed = memory is not None and abs(known - teacher.free) > 0.02 * teacher.total
-        return f"{words}, and about {gib(known)} are free now" if changed else words
+        return Shortage(_FREE, f"{words}, and about {gib(known)} are free now" if changed else words)
 
     def _ran_with(self, wanted: float, after: Launch | None, memory: DeviceMemory | None) -> bool:
         """Tell whether a later launch was given as much, and what was free before it does not explain that."""
@@ -126,7 +132,7 @@ class Bounds:
             for launch in self.launches
         )
 
-    def _short_again(self, point: Point, memory: DeviceMemory | None) -> str | None:
+    def _short_again(self, point: Point, memory: DeviceMemory | None) -> Shortage | None:
         """Compare with launches that ran out of memory beside the KV cache."""
         for launch in self.launches:
             if launch.kind in _WORDS and self._repeats(point, launch) and not _roomier(launch, memory):
@@ -134,10 +140,8 @@ class Bounds:
                 if any(self._repeats(other.point, launch) for other in self.launches if _got_past(other, launch)):
                     continue
                 share = "" if launch.kind in BEFORE_CACHE else f", {UTILIZATION} {plain(launch.point.utilization)}"
-                return (
-                    f"trial {launch.trial} with {launch.point.sized()}{share} failed: {_WORDS[launch.kind]}; "
-                    "this needs no less"
-                )
+                words = f"trial {launch.trial} with {launch.point.sized()}{share} failed: {_WORDS[launch.kind]}"
+                return Shortage(launch.kind, f"{words}; this needs no less")
         return None
 
     @staticmethod
@@ -153,12 +157,13 @@ class Bounds:
         # a later shortage.
         return point.leaves_no_more_than(launch.point) and point.tokens == launch.point.tokens
 
-    def _no_room(self, point: Point, flags: Flags, memory: DeviceMemory | None) -> str | None:
+    def _no_room(self, point: Point, flags: Flags, memory: DeviceMemory | None) -> Shortage | None:
         need, needing = self.request(point, flags)
         if point.kv_bytes is not None:
             if need is None or point.kv_bytes + ROUNDING >= need:
                 return None
-            return f"one request of {point.length} tokens needs {gib(need)} GiB of KV cache{needing}; this sets less"
+            words = f"one request of {point.length} tokens needs {gib(need)} GiB of KV cache{needing}; this sets less"
+            return Shortage(_SMALL, words)
         wanted, taken = self.requested(point, memory), self.taken(point)
         if wanted is None or taken is None or point.cache_is_set:
             return None
@@ -171,9 +176,9 @@ class Bounds:
             f"of the {gib(wanted)} GiB that {UTILIZATION} {plain(point.utilization)} gives, "
         )
         if left <= 0 or need is None:
-            return f"{words}nothing is left for the cache"
+            return Shortage(_NONE, f"{words}nothing is left for the cache")
         short = f"{gib(max(0.0, wanted - outside))} are left, and one request of {point.length} tokens needs"
-        return f"{words}{short} {gib(need)}{needing}"
+        return Shortage(_SMALL, f"{words}{short} {gib(need)}{needing}")
 
     def taken(self, point: Point) -> tuple[float, Launch, str] | None:
         """Return the least that a launch would keep from the KV cache, who showed it, and how that is said."""

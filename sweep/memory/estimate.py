@@ -10,21 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from sweep.failure import FailureKind
 from sweep.memory.card import ModelCard
 from sweep.memory.launches import KV_BYTES, LENGTH, SEQS, TOKENS, UTILIZATION
 from sweep.memory.pool import parallel, pool_of, whole
+from sweep.memory.shortage import Shortage
 from sweep.model import DeviceMemory, Flags, ServerFacts
 from sweep.text import percent
 
 GIB = 2**30
+_FREE: FailureKind = "oom_free_memory_lt_requested"
 # vLLM 0.32's own defaults, where the caller does not know them: of a card with 70 GiB or more, and of others.
 _UTILIZATION = 0.92
 _LARGE_CARD = 70 * GIB
 _CPU_BLOCK_TOKENS = 128
 # What CUDA's libraries take while a model is loaded and profiled; with NCCL's buffers where devices talk.
 _LIBRARIES, _TALKING = 0.2 * GIB, 0.5 * GIB
-# A worker of the CPU backend beside its weights: Python, torch and vLLM (0.66 GiB seen with 0.32).
-_CPU_PROCESS = 0.66 * GIB
+# A worker of the CPU backend beside its weights, as 0.32 logs it: Python, torch, vLLM; and what compiling adds.
+_CPU_PROCESS, _CPU_COMPILED = 0.68 * GIB, 0.06 * GIB
 # Between what is seen before a launch and what the server finds free lies its own CUDA context, of at least this size.
 _CONTEXT = 0.3 * GIB
 # One captured graph, for each layer; 67 graphs of 32 layers take about 0.5 GiB.
@@ -52,8 +55,8 @@ class Estimate:
     request_bytes: int | None  # what one request of full length needs
     error_bytes: int
     corrected: bool
-    certain: str | None = None
-    likely: str | None = None
+    certain: Shortage | None = None
+    likely: Shortage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,8 @@ def _parts(card: ModelCard, flags: Flags, memory: DeviceMemory | None) -> _Parts
     weights = _weights(card, flags)
     if _on_cpu(memory):
         # The backend takes the worker's resident memory as it is after one small run for warming up.
-        return _Parts(weights, 0.0, 0.0, _CPU_PROCESS, requested)
+        process = _CPU_PROCESS + (0.0 if flags.get("enforce-eager") else _CPU_COMPILED)
+        return _Parts(weights, 0.0, 0.0, process, requested)
     tensor, pipeline = parallel(flags)
     overhead = _LIBRARIES + (_TALKING if tensor * pipeline > 1 else 0.0)
     return _Parts(weights, _activations(card, flags, memory), _graphs(card, flags, memory), overhead, requested)
@@ -223,46 +227,61 @@ def _exact(card: ModelCard, flags: Flags) -> bool:
     return card.weights_from == "files" and not changed and card.elements is not None
 
 
-def _certain(known: Estimate, memory: DeviceMemory | None, flags: Flags) -> str | None:
+def _certain(known: Estimate, memory: DeviceMemory | None, flags: Flags) -> Shortage | None:
     if memory is None or known.requested_bytes is None:
         return None
-    fixed = bool(flags.get(KV_BYTES))
-    wanted, share = known.requested_bytes, f"{UTILIZATION} {_share(flags):g}"
-    looks = not (fixed and _on_cpu(memory))
-    if looks and _least_wanted(known, memory) > memory.free_bytes:
-        return (
-            f"{share} asks for {_gib(wanted)} GiB, and {_gib(memory.free_bytes)} of {_gib(memory.total_bytes)} are free"
-        )
+    if reason := _more_than_free(known, memory, flags):
+        return reason
     if not known.weights_exact or parallel(flags) != (1, 1) or whole(flags.get("data-parallel-size"), 1) > 1:
         return None  # how experts and embeddings are divided among devices is not certain
+    fixed = bool(flags.get(KV_BYTES))
     # Two per cent: some numbers are loaded in another type than they are stored in.
     weights = 0.98 * known.weights_bytes
-    limit, limited = (memory.total_bytes, "the device has") if fixed else (wanted, f"{share} gives")
+    limit, limited = known.requested_bytes, f"{UTILIZATION} {_share(flags):g} gives"
+    if fixed:
+        limit, limited = memory.total_bytes, "the device has"
     if weights > limit:
-        return f"the weights take {_gib(weights)} GiB, and {limited} {_gib(limit)}"
+        return Shortage("oom_weights", f"the weights take {_gib(weights)} GiB, and {limited} {_gib(limit)}")
     left = (known.kv_bytes or 0) if fixed else limit - weights
     if known.request_bytes is not None and known.request_bytes > left:
-        return (
+        words = (
             f"one request of full length needs {_gib(known.request_bytes)} GiB of KV cache, and beside the weights "
             f"there is no room for more than {_gib(left)}"
         )
+        return Shortage("oom_kv_cache_too_small", words)
     return None
 
 
-def _likely(known: Estimate, memory: DeviceMemory | None, flags: Flags) -> str | None:
+def _more_than_free(known: Estimate, memory: DeviceMemory, flags: Flags) -> Shortage | None:
+    fixed = bool(flags.get(KV_BYTES))
+    free, all_of_it = _gib(memory.free_bytes), _gib(memory.total_bytes)
+    if fixed and (known.kv_bytes or 0) > memory.free_bytes:
+        words = f"{KV_BYTES} asks for {_gib(known.kv_bytes or 0)} GiB, and {free} of {all_of_it} are free"
+        return Shortage(_FREE, words)
+    # With a cache of its own size the CPU backend does not look at the share.
+    if not (fixed and _on_cpu(memory)) and _least_wanted(known, memory) > memory.free_bytes:
+        wanted = _gib(known.requested_bytes or 0)
+        words = f"{UTILIZATION} {_share(flags):g} asks for {wanted} GiB, and {free} of {all_of_it} are free"
+        return Shortage(_FREE, words)
+    return None
+
+
+def _likely(known: Estimate, memory: DeviceMemory | None, flags: Flags) -> Shortage | None:
     if memory is None or known.kv_bytes is None or known.requested_bytes is None:
         return None
     if not _on_cpu(memory) and _least_wanted(known, memory) > memory.free_bytes - _CONTEXT:
-        return (
+        words = (
             f"{UTILIZATION} {_share(flags):g} asks for {_gib(known.requested_bytes)} GiB, and about "
             f"{_gib(memory.free_bytes - _CONTEXT)} will be free when the server has started"
         )
+        return Shortage(_FREE, words)
     need, most = known.request_bytes or 0, known.kv_bytes + known.error_bytes
     if most < need or most <= 0:
-        return (
+        words = (
             f"about {_gib(known.kv_bytes)} GiB are left for the KV cache, give or take {_gib(known.error_bytes)}; one "
             f"request of full length needs {_gib(need)}"
         )
+        return Shortage("oom_kv_cache_none" if most <= 0 else "oom_kv_cache_too_small", words)
     return None
 
 

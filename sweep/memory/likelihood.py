@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sweep.failure import FailureKind
 from sweep.memory.bounds import AFTER_CACHE, ROUNDING, Bounds, gib, plain
 from sweep.memory.fit import Fit, fit
 from sweep.memory.launches import SEQS, UTILIZATION, Launch, Point
+from sweep.memory.shortage import Shortage
 from sweep.model import DeviceMemory, Flags
 
 
@@ -21,7 +23,7 @@ class Likelihood:
 
     bounds: Bounds
 
-    def excluded(self, flags: Flags, memory: DeviceMemory | None) -> str | None:
+    def excluded(self, flags: Flags, memory: DeviceMemory | None) -> Shortage | None:
         """Return why a launch with these flags will most probably fail, or None. memory: as for the bounds."""
         point = self.bounds.point(flags)
         if point.cache_is_set:
@@ -42,7 +44,7 @@ class Likelihood:
         fits = {others: fit([x for x in self.bounds.launches if x.point.others == others]) for others in groups}
         return {others: found for others, found in fits.items() if found is not None}
 
-    def _no_room(self, point: Point, flags: Flags, memory: DeviceMemory | None) -> str | None:
+    def _no_room(self, point: Point, flags: Flags, memory: DeviceMemory | None) -> Shortage | None:
         predicted, wanted = self.predicted(flags), self.bounds.requested(point, memory)
         if predicted is None or wanted is None:
             return None
@@ -51,40 +53,43 @@ class Likelihood:
         if wanted - outside + error > need:
             return None
         trials = ", ".join(map(str, self._fits[point.others].trials[-6:]))
-        return (
+        words = (
             f"by what trials {trials} took, {gib(outside)} GiB (give or take {gib(error)}) go to weights and batches; "
             f"of the {gib(wanted)} GiB that {UTILIZATION} {plain(point.utilization)} gives, "
             f"{gib(max(0.0, wanted - outside))} are left for the KV cache"
             + (f", and one request needs {gib(need)}" if need else "")
         )
+        return Shortage("oom_kv_cache_too_small" if wanted > outside else "oom_kv_cache_none", words)
 
-    def _batch(self, point: Point, memory: DeviceMemory | None) -> str | None:
+    def _batch(self, point: Point, memory: DeviceMemory | None) -> Shortage | None:
         found, free = self._fits.get(point.others), self.bounds.free(memory)
         if found is None or free is None or point.tokens is None or point.seqs is None:
             return None
         outside, error = found(point.tokens, point.seqs), found.error(point.tokens, point.seqs)
         if outside - error <= free[0] + free[1]:
             return None
-        return f"weights and the largest batch would take {gib(outside)} GiB, and {gib(free[0])} are free"
+        words = f"weights and the largest batch would take {gib(outside)} GiB, and {gib(free[0])} are free"
+        return Shortage("oom_activation_profile", words)
 
-    def _beside(self, point: Point, memory: DeviceMemory | None) -> str | None:
+    def _beside(self, point: Point, memory: DeviceMemory | None) -> Shortage | None:
         """Compare what graphs and the sampler need with what is left beside the server's share."""
         wanted, free = self.bounds.requested(point, memory), self.bounds.free(memory)
         if wanted is None or free is None or point.seqs is None:
             return None
         spare = free[0] - wanted
         starts, growth = self._starts.get(point.others, ([], 0.0))
-        if any(start.enough and start.seqs >= point.seqs and start.spare <= spare for start in starts):
+        if any(not start.short and start.seqs >= point.seqs and start.spare <= spare for start in starts):
             return None
         for start in starts:
             # A larger batch may have left more room behind: then only the same need counts, not how it grows.
             grows = growth if (point.tokens or 0) <= start.tokens else 0.0
             more = point.seqs - start.seqs
-            if not start.enough and more >= 0 and spare <= start.spare + grows * more + ROUNDING:
-                return (
+            if start.short and more >= 0 and spare <= start.spare + grows * more + ROUNDING:
+                words = (
                     f"trial {start.trial} with {SEQS} {start.seqs} ran out of memory with {gib(start.spare)} GiB "
                     f"beside the server's share; this leaves {gib(spare)} for {point.seqs}"
                 )
+                return Shortage(start.short, words)
         return None
 
     @cached_property
@@ -94,7 +99,8 @@ class Likelihood:
         for launch in self.bounds.launches:
             point, spare, short = launch.point, self._spare(launch), launch.kind in AFTER_CACHE
             if spare is not None and (short or launch.kind is None):
-                told = _Start(launch.trial, point.tokens or 0, point.seqs or 0, spare, launch.graphs, enough=not short)
+                sizes = point.tokens or 0, point.seqs or 0
+                told = _Start(launch.trial, *sizes, spare, launch.graphs, launch.kind)
                 starts.setdefault(point.others, []).append(told)
         return {others: (told, _growth(told)) for others, told in starts.items()}
 
@@ -110,14 +116,14 @@ class Likelihood:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """spare: bytes beside the server's share, which were enough for graphs and the sampler, or were not."""
+    """spare: bytes beside the server's share. short: how they were not enough for graphs and the sampler, if so."""
 
     trial: int
     tokens: int
     seqs: int
     spare: float
     graphs: float | None
-    enough: bool
+    short: FailureKind | None
 
 
 def _growth(starts: Sequence[_Start]) -> float:
@@ -133,6 +139,6 @@ def _growth(starts: Sequence[_Start]) -> float:
         (short.spare - enough.spare) / (short.seqs - enough.seqs)
         for short in starts
         for enough in starts
-        if not short.enough and enough.enough and short.seqs > enough.seqs
+        if short.short and not enough.short and short.seqs > enough.seqs
     )
     return max(slopes)

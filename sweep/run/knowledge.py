@@ -65,12 +65,12 @@ class Knowledge:
             return Failure("invalid_argument", "prune", reason, "No launch was spent on it.")
         if not self.config.memory.skip:
             return None
-        reason = self._bounds.excluded(flags, self._memory)
-        if reason is None and self.card is not None:
+        short = self._bounds.excluded(flags, self._memory)
+        if short is None and self.card is not None:
             expected = self._expected(self.card, flags, self._memory, self._seen)
-            reason = expected.certain or expected.likely
-        reason = reason or Likelihood(self._bounds).excluded(flags, self._memory)
-        return None if reason is None else Failure("other", "prune", reason, "No launch was spent on it.")
+            short = expected.certain or expected.likely
+        short = short or Likelihood(self._bounds).excluded(flags, self._memory)
+        return Failure(short.kind, "prune", short.words, "No launch was spent on it.") if short else None
 
     def _together(self, flags: Flags) -> Flags:
         return {**self.checked.resolved, **self.config.flags(flags)}
@@ -102,5 +102,6 @@ class Knowledge:
 
 def what_is_known(config: SweepConfig, checked: Preflight) -> Knowledge:
     """Return what is known before the first launch on this machine."""
-    see = partial(device_memory, os.environ | config.serve.env, count=gpus_of(config.serve.args))
-    return Knowledge(config, checked, see, read_card(config.serve.model, config.serve.revision))
+    env = os.environ | config.serve.env
+    see = partial(device_memory, env, count=gpus_of(config.serve.args))
+    return Knowledge(config, checked, see, read_card(config.serve.model, config.serve.revision, env))

@@ -39,7 +39,7 @@ def fitting_utilization(numbers: Numbers) -> float | None:
     if free is None or not total or wanted is None:
         return None
     taken = wanted - numbers.get("allocation_bytes", wanted)
-    return math.floor(100 * (free + taken) / total + 1e-9) / 100
+    return math.floor(min(100.0, 100 * (free + taken) / total + 1e-9)) / 100
 
 
 def _weights(numbers: Numbers) -> tuple[str, list[str]]:

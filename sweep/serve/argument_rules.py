@@ -33,7 +33,8 @@ ARGUMENT_RULES = (
     rule(
         "invalid_argument",
         "prune",
-        r"invalid device ordinal|local rank \d+ is out of bounds|World size \((?P<world_size>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)"
+        r"invalid device ordinal|local rank \d+ is out of bounds"
+        r"|World size \((?P<world_size>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)"
         r"|size \(\d+\) exceeds the number of visible \w+ devices",
         "Use no more GPUs than there are.",
         flags=PARALLEL,
@@ -77,8 +78,10 @@ ARGUMENT_RULES = (
         r"|Value error, )?(?:max_num_batched_tokens"
         r"|max_num_seqs|max_num_active_seqs|max_model_len|long_prefill_token_threshold|max_cpu_loras"
         r"|User-specified max_model_len|Invalid prefix_match_unit|Unsupported block size|GPU memory utilization must"
+        r"|Too large swap space"
         r"|[Ii]nvalid block size|Block size must|Block_size)\b"
-        r"|needs \d+-token kernel blocks|No common block size for|share no supported KV cache block size|ArgumentTypeError|customized max_cudagraph_capture_size"
+        r"|needs \d+-token kernel blocks|No common block size for|share no supported KV cache block size"
+        r"|ArgumentTypeError|customized max_cudagraph_capture_size"
         r"|larger than max_num_batched_tokens",
         _VALUE,
         words=(
@@ -92,10 +95,12 @@ ARGUMENT_RULES = (
             "lock size",
             "Block_size",
             "GPU memory utilization must",
+            "Too large swap space",
             "-token kernel blocks",
             "customized max_cudagraph_capture_size",
         ),
     ),
+    rule("invalid_argument", "prune", r"(?:must|should) (?:be )?divisible by ", _VALUE, words=(" divisible by ",)),
     rule(
         "invalid_argument",
         "prune",

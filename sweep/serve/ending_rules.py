@@ -16,7 +16,7 @@ CLIENT_RULES = (
     rule(
         "client_404_model_name",
         "abort_sweep",
-        r"The model `[^`]{1,300}` does not exist|Initial test run failed.{0,200}Not Found|\{\"detail\": ?\"Not Found\"\}"
+        r"The model `[^`]{1,300}` does not exist|Initial test run failed.{0,200}Not Found|\{.detail.: ?.Not Found.\}"
         r"|The model '[^']{1,300}' does not exist",
         any_level=True,
     ),
@@ -47,7 +47,8 @@ CLIENT_RULES = (
         r"|ServerTimeoutError"
         r"|SocketTimeoutError|ClientPayloadError|ClientOSError|ClientConnector\w*Error|APIConnectionError"
         r"|APITimeoutError"
-        r"|httpx\.(?:Read|Connect|Write|Pool)(?:Timeout|Error)|RemoteProtocolError|Connection timeout to host|ConnectionRefusedError"
+        r"|httpx\.(?:Read|Connect|Write|Pool)(?:Timeout|Error)|RemoteProtocolError|Connection timeout to host"
+        r"|ConnectionRefusedError"
         r"|requests\.exceptions\.\w*(?:Timeout|ConnectionError)",
         words=(
             "Initial test run failed",
@@ -88,6 +89,13 @@ ENDING_RULES = (
         doubtful=True,
     ),
     rule(
+        "other",
+        "abort_sweep",
+        r"Error: .{0,300}pip install|Error: Please install ",
+        "A library that this flag or model needs is missing in the server's environment: install what the line names.",
+        rank=CONSEQUENCE,
+    ),
+    rule(
         "version_mismatch",
         "abort_sweep",
         r"^(?:ModuleNotFoundError|ImportError|(?:[\w.]{1,120}\.)?PackageNotFoundError): ",
@@ -100,7 +108,7 @@ ENDING_RULES = (
         "fail_trial",
         rf"(?!{_BROKEN}){_ERROR}(?:: (?!{_WRAPPED})|\(['\"](?!{_WRAPPED})|$)|died, exit code: -15",
         words=(
-            *("Error: ", "Error(", "Exception: ", "Exception(", "AssertionError", "NotImplementedError"),
+            *("Error: ", "Error(", "Exception: ", "Exception(", "AssertionError", "NotImplemented"),
             "died, exit code: -15",
         ),
         rank=CONSEQUENCE,

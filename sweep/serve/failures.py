@@ -32,12 +32,17 @@ _QUIET = frozenset({"DEBUG", "INFO", "WARNING"})
 _PYDANTIC_NOISE = re.compile(r"\s*\[type=.*")
 # The second of pydantic's two lines for a field; the first holds its name.
 _OF_A_FIELD = re.compile(r"^(?:Input should |Extra inputs are not|Unexpected keyword argument|Field required)")
+# A server that is up refuses requests in the same words as it refuses flags before.
+_OF_THE_START = frozenset({"invalid_argument", "unsupported_feature", "model_not_found", "trust_remote_code_needed"})
+# What a traceback quotes; what it raised stands further down.
 _CODE = ('File "', "raise ")
 # A clean end leaves errors of its own behind.
 _STOPPED = frozenset({None, 0, -2, -15, 130, 143})
+# Minutes for which an engine may be blocked. Compiling takes less than the last; in between: the log tells of neither.
 _BLOCKED_UNDER_LOAD = 2
+_BLOCKED_SOMEWHERE = 4
+_BLOCKED_AT_START = 10
 _FLOOD = 5000
-_BLOCKED_AT_START = 10  # minutes: compiling takes less
 
 
 class Diagnosis(NamedTuple):
@@ -49,9 +54,11 @@ class Diagnosis(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The decisive line, the rule that decided, and what was going on."""
+    """The decisive line, the rule that decided, and what was going on. doubtful: only if the server did not go on."""
 
     rule: Rule
+    rank: int
+    doubtful: bool
     evidence: str
     line: int
     bounds: dict[str, float]
@@ -87,14 +94,14 @@ def diagnose(
     match = search.run()
     told = search.story
     killed = _signal_of(exit_code) == "SIGKILL" and not told.kills_itself
-    if match is None or (killed and match.rule.rank >= CONSEQUENCE):
+    if match is None or (killed and match.rank >= CONSEQUENCE):
         return Diagnosis(_without_message(search, exit_code, phase), None)
     kind = match.rule.kind
     if kind == "oom_runtime":
         kind = told.of_memory(match.step, phase, match.bounds.get("allocation_bytes"))
     bounds = dict(match.bounds)
     if kind == "oom_kv_cache_none" and told.available_kv_gib is not None:
-        bounds |= message_numbers.named({"available_gib": told.available_kv_gib})
+        bounds = message_numbers.named({"available_gib": told.available_kv_gib}) | bounds
     failure = Failure(
         kind,
         _treatment(match, kind, phase or told.phase, normalised(swept), normalised(fixed)),
@@ -132,13 +139,13 @@ class Search:
 
     def _look_for(self) -> None:
         """Look for what rules of a lower rank than the best so far need, and for what tells the story."""
-        below = WRAPPER + 1 if self._best is None else self._best.rule.rank
+        below = WRAPPER + 1 if self._best is None else self._best.rank
         self._rules, self._concern = {}, {}
         for rule in RULES:
             for needle in rule.needles if rule.rank < below else ():
                 self._rules.setdefault(needle, []).append(rule)
         self._topics = self.story.topics(
-            during=below > SYMPTOM, doubtful=self._best is not None and self._best.rule.doubtful
+            during=below > SYMPTOM, doubtful=self._best is not None and self._best.doubtful
         )
         anywhere = {needle for needle, rules in self._rules.items() if any(rule.any_level for rule in rules)}
         self.reader.any_level = anywhere | self._topics.keys()
@@ -173,18 +180,18 @@ class Search:
 
     def _tell(self, line: Line, topics: set[str], *, loud: bool) -> None:
         story, best = self.story, self._best
-        served = story.served
+        known = story.served, story.blocked > 0
         went_on = story.see(line, topics, loud=loud)
         # What was doubtful did no harm, and when the server is up, nothing before did.
-        if went_on and best is not None and (best.rule.doubtful or (story.ready and not best.step.ready)):
+        if went_on and best is not None and (best.doubtful or (story.ready and not best.step.ready)):
             self._best = None
-        if self._best is not best or story.served != served:
+        if self._best is not best or (story.served, story.blocked > 0) != known:
             self._look_for()
 
     def _judge(self, found: Found, line: Line, rules: list[Rule], *, loud: bool) -> None:
         above = strip(found.before.decode(errors="replace")).text
         if line.text.startswith(_CODE) or (line.indented and above.startswith('File "')):
-            return  # of a traceback; what it raised stands further down
+            return
         before = f"{above}: " if _OF_A_FIELD.match(line.text) else ""
         text = before + line.text
         matching = [rule for rule in rules if (loud or rule.any_level) and rule.pattern.search(text)]
@@ -194,9 +201,11 @@ class Search:
                 self._idle.add(found.raw.translate(None, b"0123456789"))
             return
         rule = min(matching, key=lambda rule: (rule.rank, _ORDER[id(rule)]))
-        if self._best is not None and self._best.rule.rank <= rule.rank:
+        request = self.story.ready and rule.kind in _OF_THE_START
+        rank = max(rule.rank, CONSEQUENCE) if request else rule.rank
+        if self._best is not None and self._best.rank <= rank:
             return
-        if rule.rank >= CONSEQUENCE and self.story.stopping and self._stopped:
+        if rank >= CONSEQUENCE and self.story.stopping and self._stopped:
             return
         if rule.rank == CONSEQUENCE and rule.kind == "host_oom_killed" and self.story.kills_itself:
             return
@@ -204,7 +213,9 @@ class Search:
         match = rule.pattern.search(whole)
         if match is not None and match.end() > len(text):
             text = whole[: match.end()]
-        self._best = Match(rule, text, found.number, _bounds(rule, match, whole), self.story.now())
+        self._best = Match(
+            rule, rank, rule.doubtful or request, text, found.number, _bounds(rule, match, whole), self.story.now()
+        )
         self._look_for()
 
 
@@ -268,7 +279,10 @@ def _by_ending(
         return _SIGNALS[name]
     if exit_code:
         return _CODES.get(exit_code, ("other", "fail_trial", "The log does not say why: look at its last lines."))
-    hung = story.blocked >= (_BLOCKED_UNDER_LOAD if phase == "load" else _BLOCKED_AT_START)
+    enough = (
+        _BLOCKED_UNDER_LOAD if phase == "load" else _BLOCKED_AT_START if story.tells_of_a_start else _BLOCKED_SOMEWHERE
+    )
+    hung = story.blocked >= enough
     if (story.waits or hung) and not story.stopping:
         return "hang_timeout", "retry", "The engine does not answer; if that stays so, end the server."
     return "healthy", "ignore", ""

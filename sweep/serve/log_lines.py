@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 _BLOCK_BYTES = 1 << 18
 _PIECE_BYTES = 4000
 _END_BYTES = 1 << 16
+_DIGITS = b"0123456789"
 # A terminal wraps a long message, and pydantic writes two lines for a field: those that follow are needed with a line.
 _AHEAD = 3
 
@@ -31,16 +32,19 @@ _RECORD_WITHIN = 400
 # What processes, frameworks and log collectors put in front of a message, in any order and number.
 _PREFIX = re.compile(
     rf"""\s*(?:
-      (?P<uvicorn>{_LEVEL}):(?=\s|\w+:)(?:\w+:)?          # uvicorn's level; logging's default form
+      (?P<uvicorn>{_LEVEL}):(?=\s)
+    | (?P<default>{_LEVEL}):[\w.]{{1,60}}:                   # logging's default form
     | \[(?P<bracket>(?i:{_LEVEL}))\](?:\ \(\w+\)(?=\ ))?
     | std(?:out|err)\ +\|
     | [-|]\ +(?P<dashed>{_LEVEL})\ +[-|]                  # logging with dashes, loguru
     | (?:[\w.]+\.py:\d+|[\w.]+:\w+:\d+)\ +-(?=\ )           # and the place in the code behind it
     | \([^()]{{0,60}}\bpid=\d+[^()]{{0,60}}\)               # the process of vLLM that speaks
     | \[rank\d+\]:
+    | >(?=\ )                                              # quoted in a mail or an issue
     | \[?(?P<letter>[IWEF])\d{{4}}\ \d\d:\d\d:\d\d\.\d+\ (?:\d+\ )?[\w./-]+:\d+\]   # torch, glog
     | \[?\d{{4}}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?\ ?(?:Z|[+-]\d\d:?\d\d)?\]?(?:\ std(?:out|err)\ [FP](?=\ ))?
     | \w{{3}}\ [\ \d]\d\ \d\d:\d\d:\d\d\ [\w.-]{{1,64}}\ [\w.@/-]{{1,64}}(?:\[\d+\])?:  # syslog, journald
+    | [\w.-]{{1,64}}\ [\w.@/-]{{1,64}}\[\d+\]:               # and after a time of another form
     | \[[\w.-]*(?:pod|container)[\w./-]*\]                  # kubectl logs --prefix
     | [\w.-]{{1,60}}-\d+\ +\|                               # docker compose
     )\s?""",
@@ -96,10 +100,12 @@ def strip(line: str) -> Line:
         match = _PREFIX.match(line, at)
         if match is None:
             break
-        named = match["uvicorn"] or match["bracket"] or match["dashed"]
-        level = named or _LETTERS.get(match["letter"] or "") or level
+        tag = (match["bracket"] or match["dashed"] or match["default"] or "").upper()
+        # A collector calls everything INFO that comes out of a process.
+        tag = "" if tag in {"INFO", "DEBUG"} else tag
+        level = match["uvicorn"] or tag or _LETTERS.get(match["letter"] or "") or level
         at = match.end()
-    level = None if level is None else {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(level.upper(), level.upper())
+    level = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(level or "", level)
     return Line(level, line[at:].strip(), line.startswith(_CODE_INDENT, at))
 
 
@@ -163,25 +169,38 @@ class Reader:
         begun, before = self._lines, self.last
         self._lines += body.count(b"\n")
         self.last = next((part for part in reversed(body.rsplit(b"\n", 8)) if part.strip()), before)[-_PIECE_BYTES:]
-        errors = body
-        if self.loud and b"INFO" in body:
-            errors = b"\n".join([line for line in body.split(b"\n") if not _is_quiet(line)])
-        words = [word for word in self.any_level if word in body]
-        words += [word for word in self.loud if word in errors]
-        if not words:
-            return
         lines = body.split(b"\n")
+        shapes = [line.translate(None, _DIGITS) for line in lines]
+        by_shape = self._words_of(set(shapes))
+        numbers = [word for word in (*self.any_level, *self.loud) if _has_digits(word) and word in body]
+        if not by_shape and not numbers:
+            return
         following = lines + rest.split(b"\n", _AHEAD)[:_AHEAD]
-        for i, line in enumerate(lines):
-            for piece in _pieces(line):
+        for i, (line, shape) in enumerate(zip(lines, shapes, strict=True)):
+            words = by_shape.get(shape, [])
+            if numbers:
+                words = words + [word for word in numbers if word in line]
+            for piece in _pieces(line) if words else ():
                 if found := [word for word in words if word in piece]:
                     ahead = [part[:_PIECE_BYTES] for part in following[i + 1 : i + 1 + _AHEAD]]
                     yield Found(begun + i + 1, found, piece, ahead, lines[i - 1][-_PIECE_BYTES:] if i else before)
 
+    def _words_of(self, shapes: Collection[bytes]) -> dict[bytes, list[bytes]]:
+        """Return the lines that hold words looked for, with these; all without their digits, and so far fewer."""
+        everything = b"\n".join(shapes)
+        errors = b"\n".join([shape for shape in shapes if not _is_quiet(shape)])
+        words = [word for word in self.any_level if word in everything]
+        words += [word for word in self.loud if word in errors]
+        return {shape: found for shape in shapes if words and (found := [word for word in words if word in shape])}
 
-def _is_quiet(line: bytes) -> bool:
+
+def _has_digits(word: bytes) -> bool:
+    return len(word.translate(None, _DIGITS)) < len(word)
+
+
+def _is_quiet(shape: bytes) -> bool:
     """Return whether it is certainly an INFO record of vLLM or uvicorn. A log collector may call an error INFO."""
-    return (b"INFO 1" in line or b"INFO 0" in line or b"INFO:     " in line) and b"ERROR" not in line
+    return (b"INFO - ::" in shape or b"INFO:     " in shape) and b"ERROR" not in shape
 
 
 def _without_middles(blocks: Iterable[bytes]) -> Iterator[bytes]:

@@ -61,7 +61,7 @@ _NOT_STARTED = re.compile(
     r"Engine core initialization failed|(?:EngineCore|WorkerProc|Engine process) failed to start"
     r"|Proc initialization failed"
 )
-_WAITS = re.compile(r"Waiting for \d+ local, \d+ remote core engine")
+_WAITS = re.compile(r"Waiting for \d+ (?:local, \d+ remote )?core engine")
 _BLOCKED = re.compile(r"No available (?:shared memory broadcast )?block found in \d+ second")
 _STOPS = re.compile(r"^Shutting down$|shutdown triggered|^Application shutdown complete|[Rr]eceived (?:exit )?signal")
 _KILLS_ITSELF = re.compile(r"Got fatal signal from worker|EngineCore hit an exception|WorkerProc hit an exception: %s")
@@ -96,7 +96,7 @@ _TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "works": ('"POST /v1/',),
     "not started": ("Engine core initialization failed", "failed to start", "Proc initialization failed"),
-    "waits": ("remote core engine", "No available "),
+    "waits": ("core engine proc", "No available "),
     "stops": ("Shutting down", "shutdown triggered", "Application shutdown complete", "eceived signal", "eceived exit"),
     "kills itself": ("Got fatal signal from worker", "EngineCore hit an exception", "WorkerProc hit an exception: %s"),
     "available": ("Available KV cache memory: ",),
@@ -137,16 +137,21 @@ class Story:
     def phase(self) -> Phase:
         return "load" if self.ready or (self.served and not self._not_started) else "start"
 
+    @property
+    def tells_of_a_start(self) -> bool:
+        return self._step is not None
+
     def topics(self, *, during: bool, doubtful: bool) -> dict[bytes, list[str]]:
         """Return what lines are to be looked at for, by their words.
 
         during: it still matters during what memory may run out. doubtful: what shows that the server works matters.
         """
+        works = doubtful or self.blocked > 0
         needless = {
             name
             for name, known in (
                 ("served", self.served),
-                ("works", not doubtful),
+                ("works", not works),
                 ("function", not during),
                 ("traceback", not during),
             )
@@ -192,6 +197,7 @@ class Story:
     def _see_progress(self, text: str, topics: Collection[str]) -> bool:
         if "ready" in topics and _READY.search(text):
             self.ready, self.stopping = True, False
+            self.waits = self.blocked = 0
             self._step = "oom_runtime"
             return True
         if "step" in topics and (
@@ -200,7 +206,10 @@ class Story:
             self.waits = self.blocked = 0
             self._step = step
             return True
-        return "works" in topics and _WORKS.search(text) is not None
+        if "works" in topics and _WORKS.search(text):
+            self.waits = self.blocked = 0
+            return True
+        return False
 
     def _see_trouble(self, text: str, topics: Collection[str]) -> None:
         if "function" in topics:

@@ -71,7 +71,8 @@ MACHINE_RULES = (
     rule(
         "other",
         "abort_sweep",
-        r"Failed to import Ray|Ray is not installed|No module named 'ray'|requires installation of ray|Ray version .{1,20} is required"
+        r"Failed to import Ray|Ray is not installed|No module named 'ray'|requires installation of ray"
+        r"|Ray version .{1,20} is required"
         r"|Ray Compiled Graph is not installed",
         "Install Ray beside vLLM, or use distributed-executor-backend: mp.",
         flags=("distributed-executor-backend",),
@@ -95,7 +96,8 @@ MACHINE_RULES = (
         "other",
         "abort_sweep",
         r"unable to open shared memory object|can't start new thread|pthread_create failed"
-        r"|Cannot re-initialize CUDA in forked subprocess|finished its bootstrapping phase|No space left on device|insufficient shared memory|Disk quota exceeded|Read-only file system"
+        r"|Cannot re-initialize CUDA in forked subprocess|finished its bootstrapping phase|No space left on device"
+        r"|insufficient shared memory|Disk quota exceeded|Read-only file system"
         r"|\[Errno 24\]|PermissionError: \[Errno 13?\]",
         "The disk, /dev/shm or a limit of this system is in the way: free some space (in Docker: --ipc=host or a "
         "larger "
@@ -133,7 +135,8 @@ MACHINE_RULES = (
         "prune",
         r"Cannot provide a placement group(?: requiring (?P<world_size>\d+))?"
         r"|number of required \w+ exceeds the total number of available|has no GPU available\. current_node_resource"
-        r"|Current node has no GPU available|ray\.exceptions\.\w*PlacementGroup\w*|No available node types can fulfill",
+        r"|Current node has no GPU available|ray\.exceptions\.\w*PlacementGroup\w*|No available node types can fulfill"
+        r"|Not enough resources to allocate \d+ (?:DP ranks|placement groups)|You don't have enough GPUs available",
         "Ray has fewer free GPUs than this asks for: use no more than `ray status` shows, and end what still holds "
         "some.",
         flags=PARALLEL,
@@ -157,7 +160,8 @@ MACHINE_RULES = (
             "connectFullMesh failed",
             "peer access is not supported",
             "client socket has timed out",
-            "loo",
+            "gloo/transport",
+            "Gloo connect",
             "Duplicate GPU detected",
         ),
         rank=SYMPTOM,
@@ -176,7 +180,8 @@ MACHINE_RULES = (
         "retry",
         r"RPC call to \w+ timed out|Timed out waiting for (?:new )?engine"
         r"|Did not receive response from front-end process"
-        r"|Engine iteration timed out|RPC Server not ready|No heartbeat received from|did not become (?:ready|healthy)|(?:execute_model|sample_tokens) timed out"
+        r"|Engine iteration timed out|RPC Server not ready|No heartbeat received from|did not become (?:ready"
+        r"|healthy)|(?:execute_model|sample_tokens) timed out"
         r"|failed to report ZMQ addresses within|Engine core .{0,60}did not (?:start|respond)"
         r"|timed out waiting for the engine",
         rank=SYMPTOM,

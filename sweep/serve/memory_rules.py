@@ -96,7 +96,7 @@ MEMORY_RULES = (
         r"DefaultCPUAllocator: (?:can't allocate"
         r"|not enough) memory(?:: you tried to allocate (?P<allocation_bytes>\d+))?"
         r"|^(?:numpy\.[\w.]+)?_?(?:Array)?MemoryError\b|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
-        r"|Too large swap space|unable to mmap \d+ bytes",
+        r"|unable to mmap \d+ bytes",
         "The host's own memory ran out: lower swap-space, cpu-offload-gb and max-num-seqs, or add memory.",
         rank=SYMPTOM,
     ),
@@ -123,7 +123,8 @@ MEMORY_RULES = (
         r"of memory|(?:CUDA|HIP|XPU|NPU|HPU|MPS|MLU|MUSA)(?: backend)? out of memory|CUBLAS_STATUS_ALLOC_FAILED"
         r"|CUDA(?: driver)? error: out of memory|HIP error: out of memory|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|cudaErrorMemoryAllocation|Cuda failure '?out of memory|UR_RESULT_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)"
-        r"|CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|Ran out of memory in memory space|RESOURCE_EXHAUSTED: .{0,200}(?:memory|allocat)"
+        r"|CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|Ran out of memory in memory space"
+        r"|RESOURCE_EXHAUSTED: .{0,200}(?:memory|allocat)"
         r"|Triton Error \[(?:CUDA|HIP)\]: out of memory",
         rank=SYMPTOM,
     ),

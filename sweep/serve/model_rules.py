@@ -6,7 +6,7 @@ from sweep.serve.rule import CONSEQUENCE, MODULE, SYMPTOM, rule
 
 _REFUSED = (
     rf"^(?:{MODULE}(?:Value|Runtime|Type|Assertion|NotImplemented)Error(?:: |\(['\"])"
-    r"|(?:Value error|Assertion failed), )"
+    r"|(?:Value error|Assertion failed), )(?!(?:CUDA|HIP|XPU) (?:driver )?error)"
 )
 
 MODEL_RULES = (
@@ -49,7 +49,8 @@ MODEL_RULES = (
         r"|is not a valid model identifier|does not appear to have a file named|is not a valid git identifier"
         r"|Can't load the configuration of|Can't load tokenizer for|couldn't connect to 'https?://|OfflineModeIsEnabled"
         r"|Unrecognized model in |No supported config format found|Could not detect config format"
-        r"|MetadataIncompleteBuffer|HeaderTooLarge|Error while deserializing header|couldn't find (?:it|them) in the cached"
+        r"|MetadataIncompleteBuffer|HeaderTooLarge|Error while deserializing header|couldn't find (?:it"
+        r"|them) in the cached"
         r"|Unsupported config format|UnpicklingError: invalid load key"
         r"|No such file or directory: '[^']{0,300}(?:config\.json|\.safetensors|\.gguf|tokenizer\w*\.json)"
         r"|Cannot find an appropriate cached snapshot",
@@ -90,7 +91,8 @@ FEATURE_RULES = (
         r"|is not supported for this model|is not valid for this configuration\. Reason"
         r"|Number of experts in the model must be greater than 0|does not (?:yet )?support: "
         r"|Bfloat16 is only supported on GPUs|Unknown quantization method|No valid attention backend found"
-        r"|No valid (?:CPU )?MLA prefill backend|Invalid attention backend for|is not supported for quantization method",
+        r"|No valid (?:CPU )?MLA prefill backend|Invalid attention backend for"
+        r"|is not supported for quantization method",
     ),
     rule(
         "unsupported_feature",
@@ -106,7 +108,7 @@ FEATURE_RULES = (
     rule(
         "unsupported_feature",
         "prune",
-        r"^NotImplementedError\b|^ImportError: .{0,200}is required (?:for|to)\b",
+        r"^NotImplemented\w*Error\b|^ImportError: .{0,200}is required (?:for|to)\b",
         rank=CONSEQUENCE,
     ),
 )

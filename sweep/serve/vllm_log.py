@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from sweep.serve.log_lines import Reader, opened, strip
 
+_NO_FIGURE = 1e15  # what damaged logs hold
+
 
 class LogFacts(NamedTuple):
     """The figures of a start. Where several engines or workers each say theirs, the first of them."""
@@ -120,7 +122,8 @@ def facts(log: Path | str) -> LogFacts:
 def number(text: str) -> float | None:
     """Read a figure as a log writes it, with thousands separators or the full stop of its sentence behind it."""
     with suppress(ValueError):
-        return float(text.rstrip(".,").replace(",", ""))
+        value = float(text.rstrip(".,").replace(",", ""))
+        return value if abs(value) < _NO_FIGURE else None
     return None
 
 

@@ -67,7 +67,7 @@ REFUSED = outcome(
 
 def test_more_than_was_found_free() -> None:
     bounds = Bounds([REFUSED], {})
-    reason = bounds.excluded(flags(gpu_memory_utilization=0.93), None)
+    reason = str(bounds.excluded(flags(gpu_memory_utilization=0.93), None))
     assert reason == ("trial 4 with gpu-memory-utilization 0.95 found only 70.2 of 79.2 GiB free; this asks for 73.7")
     assert bounds.excluded(flags(gpu_memory_utilization=0.88), None) is None
 
@@ -76,7 +76,7 @@ def test_what_is_free_now_counts_less_what_a_server_takes_before_it_looks() -> N
     bounds = Bounds([REFUSED], {})
     roomy = DeviceMemory(int(TOTAL * GIB), int(75.0 * GIB), "nvml")
     assert bounds.excluded(flags(gpu_memory_utilization=0.93), roomy) is None  # 73.7 of 74.5
-    reason = bounds.excluded(flags(gpu_memory_utilization=0.95), roomy)
+    reason = str(bounds.excluded(flags(gpu_memory_utilization=0.95), roomy))
     assert reason is not None
     assert reason.endswith("this asks for 75.2, and about 74.6 are free now")
     assert bounds.excluded(flags(gpu_memory_utilization=0.88), replace(roomy, free_bytes=60 * GIB)) is not None
@@ -106,7 +106,7 @@ def test_before_any_launch_only_the_device_speaks() -> None:
     bounds = Bounds([], {})
     assert bounds.excluded(flags(), None) is None
     assert bounds.excluded(flags(), SEEN) is None
-    reason = bounds.excluded(flags(gpu_memory_utilization=0.95), replace(SEEN, free_bytes=70 * GIB))
+    reason = str(bounds.excluded(flags(gpu_memory_utilization=0.95), replace(SEEN, free_bytes=70 * GIB)))
     assert reason is not None
     assert "70.0 GiB are free" in reason
     assert Bounds([], {}).excluded({}, SEEN) is None  # a share that nobody knows
@@ -120,12 +120,39 @@ def test_the_nodes_own_movement_is_allowed_for() -> None:
     # With a cache of its own size the CPU backend does not look at the share.
     assert bounds.excluded(flags(gpu_memory_utilization=0.99, kv_cache_memory_bytes=GIB), NODE) is None
     assert bounds.excluded(flags(gpu_memory_utilization=0.999, kv_cache_memory_bytes=GIB), SEEN) is None
+    assert "asks for 40.0 GiB" in str(bounds.excluded(flags(kv_cache_memory_bytes=40 * GIB), NODE))
+
+
+def test_launches_of_a_real_cpu_backend() -> None:
+    """Figures of vLLM 0.32's own logs, for one model on a node of 23.54 GiB."""
+    base: Flags = {"enforce-eager": True, "max-model-len": 512}
+    node = DeviceMemory(int(23.54 * GIB), int(21.3 * GIB), "numa")
+    low = outcome(
+        1,
+        {**base, "gpu-memory-utilization": 0.02},
+        "oom_kv_cache_none",
+        {"free": 21.78, "total": 23.54, "available": -0.22, "requested": 0.47},
+        evidence="on kv cache allocation is less than requested memory for kv (-0.22/0.47 GiB)",
+        memory=node,
+    )
+    high = outcome(
+        2,
+        {**base, "gpu-memory-utilization": 0.999},
+        "oom_free_memory_lt_requested",
+        {"free": 21.23, "total": 23.54, "requested": 23.52},
+        memory=node,
+    )
+    bounds = Bounds([low, high], {})
+    for share in (0.001, 0.01, 0.025, 0.95, 0.97):
+        assert bounds.excluded({**base, "gpu-memory-utilization": share}, node) is not None, share
+    for share in (0.03, 0.05, 0.5, 0.9):
+        assert bounds.excluded({**base, "gpu-memory-utilization": share}, node) is None, share
 
 
 def test_a_cache_that_could_not_be_is_not_tried_with_a_smaller_share() -> None:
     failed = outcome(2, flags(gpu_memory_utilization=0.5), "oom_kv_cache_none", total=TOTAL, available=-1.4)
     bounds = Bounds([failed], {})  # 39.6 + 1.4 = 41 GiB go elsewhere
-    reason = bounds.excluded(flags(gpu_memory_utilization=0.51), None)
+    reason = str(bounds.excluded(flags(gpu_memory_utilization=0.51), None))
     assert reason is not None
     assert reason.startswith(
         "weights and batches took 41.0 GiB beside the KV cache in trial 2 (max-num-batched-tokens 8192"
@@ -152,10 +179,35 @@ def test_a_launch_that_ran_tells_how_small_a_share_may_be() -> None:
     ran = outcome(0, flags(), requested=71.28, total=TOTAL, available=40.0)
     bounds = Bounds([ran], {}, card=card("llama-3.1-8b"))
     assert bounds.excluded(flags(gpu_memory_utilization=0.39), None) is not None  # 30.9 of 31.3
-    reason = bounds.excluded(flags(gpu_memory_utilization=0.402), None)  # 0.56 are left, a request needs 1 GiB
+    reason = str(bounds.excluded(flags(gpu_memory_utilization=0.402), None))  # 0.56 are left, a request needs 1 GiB
     assert reason is not None
     assert "one request of 8192 tokens needs" in reason
     assert bounds.excluded(flags(gpu_memory_utilization=0.42), None) is None
+
+
+def test_what_is_left_is_said_with_a_margin() -> None:
+    ran = outcome(0, flags(), requested=71.28, total=TOTAL, available=31.28)  # 40 GiB go elsewhere, give or take 0.2
+    bounds = Bounds([ran], {})
+    assert bounds.excluded(flags(gpu_memory_utilization=39.9 / TOTAL), SEEN) is None
+    assert bounds.excluded(flags(gpu_memory_utilization=39.7 / TOTAL), SEEN) is not None
+
+
+def test_the_log_of_a_launch_that_ran_tells_what_a_request_needs() -> None:
+    ran = outcome(0, flags(), requested=71.28, total=TOTAL, available=31.28)
+    server = replace(ran.measured.server, max_model_len=8192, max_concurrency=15.64)  # 2 GiB a request
+    bounds = Bounds([replace(ran, measured=replace(ran.measured, server=server))], {})
+    reason = str(bounds.excluded(flags(gpu_memory_utilization=41.5 / TOTAL), SEEN))
+    assert reason is not None
+    assert reason.endswith("one request of 8192 tokens needs 2.0 by trial 0")
+    assert bounds.excluded(flags(gpu_memory_utilization=42.1 / TOTAL), SEEN) is None
+    assert bounds.excluded(flags(gpu_memory_utilization=41.5 / TOTAL, max_model_len=4096), SEEN) is None
+
+
+def test_what_is_free_beside_a_running_server_is_not_what_it_may_ask_for() -> None:
+    told = {"free": 3.0, "total": 24.0, "requested": 16.0}
+    evidence = "on kv cache allocation is less than requested memory for kv (12.0/16.0 GiB)"
+    late = outcome(1, flags(gpu_memory_utilization=0.67), "oom_free_memory_lt_requested", told, evidence=evidence)
+    assert Bounds([late], {}).excluded(flags(gpu_memory_utilization=0.3), None) is None
 
 
 def test_weights_alone_are_the_least_of_any_launch() -> None:
@@ -171,7 +223,7 @@ def test_a_request_needs_what_the_message_says() -> None:
     assert failed.measured.failure.bounds is not None
     failed.measured.failure.bounds.update(max_model_len_tokens=8192, fitting_model_len_tokens=4915)
     bounds = Bounds([failed], {})  # 38.1 GiB go elsewhere
-    reason = bounds.excluded(flags(gpu_memory_utilization=0.505), None)
+    reason = str(bounds.excluded(flags(gpu_memory_utilization=0.505), None))
     assert reason is not None
     assert reason.endswith("needs 2.5 by trial 3")
     assert bounds.excluded(flags(gpu_memory_utilization=0.52), None) is None

@@ -34,14 +34,14 @@ def test_no_room_is_foreseen_where_no_bound_knows_it() -> None:
     bounds = Bounds(THREE, {})
     beyond = flags(max_num_batched_tokens=6144, gpu_memory_utilization=0.312)  # 24.7 GiB for 26.1
     assert bounds.excluded(beyond, SEEN) is None
-    reason = Likelihood(bounds).excluded(beyond, SEEN)
+    reason = str(Likelihood(bounds).excluded(beyond, SEEN))
     assert reason is not None
     assert "by what trials 0, 1, 2, 3 took, 26.1 GiB" in reason
     assert Likelihood(bounds).excluded(flags(max_num_batched_tokens=6144, gpu_memory_utilization=0.34), SEEN) is None
 
 
 def test_a_batch_that_cannot_be_is_foreseen() -> None:
-    reason = Likelihood(Bounds(THREE, {})).excluded(flags(max_num_batched_tokens=131_072), SEEN)
+    reason = str(Likelihood(Bounds(THREE, {})).excluded(flags(max_num_batched_tokens=131_072), SEEN))
     assert reason is not None
     assert "are left for the KV cache" in reason
     fits = Likelihood(Bounds(THREE, {})).excluded(flags(max_num_batched_tokens=16_384), SEEN)
@@ -71,7 +71,7 @@ def test_what_was_short_beside_the_share_is_short_again() -> None:
         {"gpu_memory_utilization": 0.95, "max_num_seqs": 1024},
         {"gpu_memory_utilization": 0.96, "max_num_seqs": 512, "max_num_batched_tokens": 16_384},
     ):
-        reason = told.excluded(flags(**changes), SEEN)
+        reason = str(told.excluded(flags(**changes), SEEN))
         assert reason is not None
         assert "trial 4 with max-num-seqs 512 ran out of memory with" in reason
     assert told.excluded(flags(gpu_memory_utilization=0.95, max_num_seqs=256), SEEN) is None

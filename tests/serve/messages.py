@@ -14,29 +14,38 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
     (
         "oom_weights",
         "prune",
-        "(EngineCore pid=9) INFO 01-02 03:04:05 [gpu_model_runner.py:9] Starting to load model example/chat-70b...\n"
-        "(EngineCore pid=9) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 224.00 MiB.",
+        (
+            "(EngineCore pid=9) INFO 01-02 03:04:05 [runner.py:9] Starting to load model example/chat-70b...\n"
+            "(EngineCore pid=9) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 224.00 MiB."
+        ),
     ),
     (
         "oom_activation_profile",
         "prune",
-        "INFO 01-02 03:04:05 model_runner.py:9] Loading model weights took 13.2 GB\n"
-        "[rank0]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB "
-        "(GPU 0; 23.69 GiB total capacity; 14.01 GiB already allocated; 8.10 GiB free; 14.2 GiB reserved)",
+        (
+            "INFO 01-02 03:04:05 model_runner.py:9] Loading model weights took 13.2 GB\n"
+            "[rank0]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB "
+            "(GPU 0; 23.69 GiB total capacity; 14.01 GiB already allocated; 8.10 GiB free; 14.2 GiB reserved)"
+        ),
     ),
     (
         "oom_activation_profile",
         "prune",
-        "ERROR 01-02 03:04:05 [core.py:9] Traceback (most recent call last):\n"
-        "ERROR 01-02 03:04:05 [core.py:9]     self._initialize_kv_caches(vllm_config)\n"
-        "ERROR 01-02 03:04:05 [core.py:9]     self.model_runner.profile_run()\n"
-        "ERROR 01-02 03:04:05 [core.py:9] RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`",
+        (
+            "ERROR 01-02 03:04:05 [core.py:9] Traceback (most recent call last):\n"
+            "ERROR 01-02 03:04:05 [core.py:9]     self._initialize_kv_caches(vllm_config)\n"
+            "ERROR 01-02 03:04:05 [core.py:9]     self.model_runner.profile_run()\n"
+            "ERROR 01-02 03:04:05 [core.py:9] RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling "
+            "`cublasCreate`"
+        ),
     ),
     (
         "oom_kv_cache_none",
         "prune",
-        "INFO 01-02 03:04:05 [gpu_worker.py:9] Available KV cache memory: -0.50 GiB\n"
-        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+        (
+            "INFO 01-02 03:04:05 [gpu_worker.py:9] Available KV cache memory: -0.50 GiB\n"
+            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
+        ),
     ),
     (
         "oom_kv_cache_none",
@@ -46,8 +55,10 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
     (
         "oom_kv_cache_too_small",
         "prune",
-        "ValueError: The model's max seq len (16384) is larger than the maximum number of tokens that can be stored in "
-        "KV cache (5120). Try increasing `gpu_memory_utilization`",
+        (
+            "ValueError: The model's max seq len (16384) is larger than the maximum number of tokens that can be "
+            "stored in KV cache (5120). Try increasing `gpu_memory_utilization`"
+        ),
     ),
     (
         "oom_kv_cache_too_small",
@@ -62,31 +73,43 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
     (
         "oom_free_memory_lt_requested",
         "prune",
-        "ValueError: Externally held weights on device cuda:0 (14.0/23.6 GiB) exceed the desired GPU memory utilization",
+        (
+            "ValueError: Externally held weights on device cuda:0 (14.0/23.6 GiB) exceed the desired GPU memory "
+            "utilization"
+        ),
     ),
     (
         "oom_free_memory_lt_requested",
         "prune",
-        "Traceback (most recent call last):\n"
-        '  File "/srv/vllm/v1/worker/gpu_model_runner.py", line 7, in _allocate_kv_cache_tensors\n'
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.",
+        (
+            "Traceback (most recent call last):\n"
+            '  File "/srv/vllm/v1/worker/gpu_model_runner.py", line 7, in _allocate_kv_cache_tensors\n'
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."
+        ),
     ),
     (
         "oom_sampler_warmup",
         "prune",
-        "RuntimeError: CUDA out of memory occurred when warming up sampler with 768 dummy requests. Please try lowering",
+        (
+            "RuntimeError: CUDA out of memory occurred when warming up sampler with 768 dummy requests. Please try "
+            "lowering"
+        ),
     ),
     (
         "oom_cudagraph_capture",
         "prune",
-        "(Worker_TP0 pid=9) ERROR 01-02 03:04:05 [multiproc_executor.py:9] WorkerProc hit an exception.\n"
-        "(Worker_TP0 pid=9) ERROR 01-02 03:04:05 [multiproc_executor.py:9] torch.OutOfMemoryError: CUDA out of memory.",
+        (
+            "(Worker_TP0 pid=9) ERROR 01-02 03:04:05 [multiproc_executor.py:9] WorkerProc hit an exception.\n"
+            "(Worker_TP0 pid=9) ERROR 01-02 03:04:05 [executor.py:9] torch.OutOfMemoryError: CUDA out of memory."
+        ),
     ),
     (
         "oom_runtime",
         "prune",
-        "ERROR 01-02 03:04:05 [engine.py:9] OutOfMemoryError('HIP out of memory. Tried to allocate 1.50 GiB.')\n"
-        "CRITICAL 01-02 03:04:05 [launcher.py:9] MQLLMEngine is already dead, terminating server process",
+        (
+            "ERROR 01-02 03:04:05 [engine.py:9] OutOfMemoryError('HIP out of memory. Tried to allocate 1.50 GiB.')\n"
+            "CRITICAL 01-02 03:04:05 [launcher.py:9] MQLLMEngine is already dead, terminating server process"
+        ),
     ),
     ("host_oom_killed", "prune", "Nov 30 01:02:03 node-1 kernel: Out of memory: Killed process 77 (VLLM::EngineCor)"),
     (
@@ -147,6 +170,11 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
     ("nccl_or_distributed", "abort_sweep", "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:9"),
     ("nccl_or_distributed", "abort_sweep", "misc/ibvwrap.cc:9 NCCL WARN Call to ibv_reg_mr failed"),
     ("hang_timeout", "retry", "TimeoutError: RPC call to execute_model timed out."),
+    (
+        "other",
+        "abort_sweep",
+        "ImportError: Please install bitsandbytes>=0.46.1 via `pip install bitsandbytes` to use this quantizer.",
+    ),
     # The model.
     ("auth_gated_model", "abort_sweep", "OSError: You are trying to access a gated repo."),
     (
@@ -184,8 +212,10 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
     (
         "invalid_argument",
         "prune",
-        "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(block_size=8). "
-        "Reasons: {FLASH_ATTN: [block_size not supported]}.",
+        (
+            "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(block_size=8). "
+            "Reasons: {FLASH_ATTN: [block_size not supported]}."
+        ),
     ),
     ("unsupported_feature", "prune", "ValueError: The quantization method awq is not supported for the current GPU."),
     ("unsupported_feature", "prune", "Value error, Async scheduling is not compatible with pooling models."),
@@ -216,8 +246,10 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
     (
         "invalid_argument",
         "prune",
-        "Value error, User-specified max_model_len (9000) is greater than the derived max_model_len "
-        "(max_position_embeddings=4096 or model_max_length=None in model's config.json).",
+        (
+            "Value error, User-specified max_model_len (9000) is greater than the derived max_model_len "
+            "(max_position_embeddings=4096 or model_max_length=None in model's config.json)."
+        ),
     ),
     (
         "invalid_argument",
@@ -226,6 +258,7 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
     ),
     ("invalid_argument", "prune", "ValueError: No common block size for 33 (CPU_ATTN: [MultipleOf(32)])."),
     ("invalid_argument", "prune", "Value error, Cannot find the config file for awq"),
+    ("invalid_argument", "prune", "RuntimeError: size_k must divisible by BLOCK_SIZE_K"),
     (
         "invalid_argument",
         "prune",
@@ -261,16 +294,34 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
 # Lines with frightening words out of runs that work.
 HARMLESS = (
     "WARNING 01-02 03:04:05 [autotuner.py:9] flashinfer.jit: [Autotuner]: OOM detected, falling back to default tactic",
-    "2026-01-02 03:04:05,678 - WARNING - autotuner.py:9 - flashinfer.jit: [Autotuner]: CUDA out of memory. Tried to do it",
-    "INFO 01-02 03:04:05 model_runner.py:9] CUDA graphs can take additional 1~3 GiB memory per GPU. If you are running out "
-    "of memory, consider decreasing `gpu_memory_utilization` or enforcing eager mode.",
-    "(EngineCore pid=9) INFO 01-02 03:04:05 [gpu_worker.py:9] Free memory on device (77.9/79.2 GiB) on startup. Desired GPU "
-    "memory utilization is (0.92, 72.8 GiB). Actual usage is 15.2 GiB for weight.",
-    "(EngineCore pid=9) INFO 01-02 03:04:05 [shm_broadcast.py:9] No available shared memory broadcast block found in 60 "
-    "seconds. This typically happens when some processes are hanging or doing some time-consuming work.",
-    "WARNING 01-02 03:04:05 scheduler.py:9] Sequence group 147 is preempted by PreemptionMode.RECOMPUTE mode because there "
-    "is not enough KV cache space.",
-    "WARNING 01-02 03:04:05 [model.py:9] User-specified max_model_len (65536) is greater than the derived max_model_len.",
+    (
+        "2026-01-02 03:04:05,678 - WARNING - autotuner.py:9 - flashinfer.jit: [Autotuner]: CUDA out of memory. Tried "
+        "to do it"
+    ),
+    (
+        "INFO 01-02 03:04:05 model_runner.py:9] CUDA graphs can take additional 1~3 GiB memory per GPU. If you are "
+        "running out "
+        "of memory, consider decreasing `gpu_memory_utilization` or enforcing eager mode."
+    ),
+    (
+        "(EngineCore pid=9) INFO 01-02 03:04:05 [gpu_worker.py:9] Free memory on device (77.9/79.2 GiB) on startup. "
+        "Desired GPU "
+        "memory utilization is (0.92, 72.8 GiB). Actual usage is 15.2 GiB for weight."
+    ),
+    (
+        "(EngineCore pid=9) INFO 01-02 03:04:05 [shm_broadcast.py:9] No available shared memory broadcast block found "
+        "in 60 "
+        "seconds. This typically happens when some processes are hanging or doing some time-consuming work."
+    ),
+    (
+        "WARNING 01-02 03:04:05 scheduler.py:9] Sequence group 147 is preempted by PreemptionMode.RECOMPUTE mode "
+        "because there "
+        "is not enough KV cache space."
+    ),
+    (
+        "WARNING 01-02 03:04:05 [model.py:9] User-specified max_model_len (65536) is greater than the derived "
+        "max_model_len."
+    ),
     "[rank0]:[W102 03:04:05.247935068 ProcessGroupNCCL.cpp:9] Warning: WARNING: destroy_process_group() was not called",
     "  --cpu-offload-gb   parallel loading to avoid RAM OOM when using tensor parallel and large models",
 )

@@ -1,4 +1,5 @@
 import io
+import re
 import time
 import tracemalloc
 from pathlib import Path
@@ -230,6 +231,15 @@ def test_every_rule_decides_on_a_message():
     assert [rule.pattern.pattern for rule in RULES if id(rule) not in decided] == []
 
 
+def test_the_document_names_every_kind_with_its_treatments():
+    text = (LOGS.parents[1] / "docs" / "failures.md").read_text().split("## The kinds")[1]
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|[^|]*\|$", text, re.MULTILINE)
+    named = {kind: set(re.findall(r"`(\w+)`", treatments)) for kind, treatments in rows}
+    assert set(named) == set(get_args(FailureKind))
+    for rule in RULES:
+        assert rule.treatment in named[rule.kind]
+
+
 def test_a_line_that_a_rule_matches_holds_one_of_its_needles():
     lines = [line for *_, log in MESSAGES for line in [log, *log.splitlines()]]
     for rule in RULES:
@@ -261,6 +271,10 @@ WRAPPED = (
         "Nov 30 01:02:03 node-1 vllm[77]: (EngineCore pid=7) ERROR 11-30 01:02:03 [core.py:7] ",
         "INFO 2026-01-02 03:04:05 ERROR 01-02 03:04:05 [core.py:7] ",
         "[rank0]: ",
+        "> (VllmWorkerProcess pid=7) ERROR 01-02 03:04:05 worker.py:7] ",
+        "2026-01-02 03:04:05.604 [Info] (Process) (EngineCore pid=7) ",
+        "2026-01-02 03:04:05 | ERROR | stderr | ",
+        "[2026-01-02T03:04:05Z] (Worker_TP0 pid=7) ERROR 01-02 03:04:05 [worker.py:7] ",
         "[pod/vllm-0/server] (RayWorkerWrapper pid=5, ip=192.0.2.6) ERROR 01-02 03:04:05 [worker_base.py:6] ",
     ],
 )
@@ -300,13 +314,32 @@ def test_a_server_that_kills_itself_was_not_killed_by_the_kernel():
     assert classify("Killed\n", exit_code=-9, phase="start").kind == "host_oom_killed"
 
 
+BLOCKED = "INFO 01-02 03:04:05 [shm_broadcast.py:9] No available shared memory broadcast block found in 60 seconds.\n"
+COMPILING = "INFO 01-02 03:04:05 [backends.py:9] Dynamo bytecode transform time: 9.99 s\n"
+
+
 @pytest.mark.parametrize(
-    ("minutes", "phase", "kind"),
-    [(1, "load", "healthy"), (2, "load", "hang_timeout"), (3, "start", "healthy"), (10, "start", "hang_timeout")],
+    ("log", "phase", "kind"),
+    [
+        (BLOCKED, "load", "healthy"),
+        (BLOCKED * 2, "load", "hang_timeout"),
+        (SERVING + BLOCKED * 2, None, "hang_timeout"),
+        (SERVING + BLOCKED * 2 + SERVING.splitlines()[1], None, "healthy"),
+        (COMPILING + BLOCKED * 5, "start", "healthy"),
+        (COMPILING + BLOCKED * 10, "start", "hang_timeout"),
+        (COMPILING + BLOCKED * 10 + SERVING, "start", "healthy"),
+        (BLOCKED * 2, None, "healthy"),
+        (BLOCKED * 5, None, "hang_timeout"),
+    ],
 )
-def test_a_blocked_engine_hangs_under_load_but_may_compile_at_the_start(minutes, phase, kind):
-    line = "INFO 01-02 03:04:05 [shm_broadcast.py:9] No available shared memory broadcast block found in 60 seconds.\n"
-    assert classify(line * minutes, exit_code=None, phase=phase).kind == kind
+def test_a_blocked_engine_hangs_under_load_but_may_compile_at_the_start(log, phase, kind):
+    assert classify(log, exit_code=None, phase=phase).kind == kind
+
+
+def test_a_slow_start_that_comes_to_its_end_is_no_hang():
+    log = "DEBUG 07-15 10:00:10 [core_client.py:7] Waiting for 1 core engine proc(s) to start: {0}\n" * 5
+    assert classify(log, exit_code=None, phase=None).kind == "hang_timeout"
+    assert classify(log + SERVING, exit_code=None, phase=None).kind == "healthy"
 
 
 def test_the_phase_is_inferred_from_the_log():
@@ -375,6 +408,14 @@ def test_classify_never_raises(log, exit_code, phase):
 def test_any_bytes_are_a_log(data, bom, message):
     found = diagnose(io.BytesIO(bom + data + b"\n" + message.encode() + b"\0\n" + data))
     assert found.failure.kind in get_args(FailureKind)
+
+
+@pytest.mark.parametrize("figure", ["9" * 400, "0." + "0" * 300 + "1", "0", "1.2.3", ","])
+def test_figures_that_are_none(figure):
+    message = "Free memory on device ({0}/{0} GiB) on startup is less than desired GPU memory utilization (1, {0} GiB)"
+    failure = classify("ValueError: " + message.format(figure), exit_code=1, phase="start")
+    assert failure.kind == "oom_free_memory_lt_requested"
+    assert "at most" not in failure.advice or "at most 1.00" in failure.advice
 
 
 def test_a_log_that_powershell_has_redirected(tmp_path):

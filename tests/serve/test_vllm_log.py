@@ -63,12 +63,12 @@ def test_facts_of_the_older_two_lines():
         ("Graph capturing finished in 21 secs.", "graphs_bytes", None),
         ("CUDA graph pool memory: 0.25 GiB (actual), 0.5 GiB (estimated)", "graphs_bytes", GIB / 4),
         (
-            "Free memory on device (77.5/79.0 GiB) on startup. Desired GPU memory utilization is (0.9, 71.5 GiB). Actual",
+            "Free memory on device (77.5/79.0 GiB) on startup. Desired GPU memory utilization is (0.9, 71.5 GiB)",
             "free_bytes",
             77.5 * GIB,
         ),
         (
-            "Free memory on device cuda:0 (77.5/79.0 GiB) on startup. Desired GPU memory utilization is (0.9, 71.5 GiB).",
+            "Free memory on device cuda:0 (77.5/79 GiB) on startup. Desired GPU memory utilization is (0.9, 71.5 GiB)",
             "requested_bytes",
             71.5 * GIB,
         ),
