@@ -64,7 +64,7 @@ def diagnosis_text(found: Diagnosis) -> str:
     words = FAILURE_WORDS[failure.kind]
     where = f"line {found.line}" if found.line else "seen"
     parts = [
-        f"{words[0].upper()}{words[1:]}  ({failure.kind})",
+        f"{words if words.startswith("vLLM") else words[0].upper() + words[1:]}  ({failure.kind})",
         textwrap.fill(f"{where}: {printable(failure.evidence)}", _WIDTH, subsequent_indent="  "),
         "\n".join(_wrapped(step) for step in re.split(r" (?=\d\. )", failure.advice)),
     ]

@@ -84,11 +84,12 @@ def _free(numbers: Numbers) -> tuple[str, list[str]]:
     if free is None or total is None:
         return "Less memory is free than gpu-memory-utilization asks for.", steps
     wanted = numbers.get("allocation_bytes", wanted)
-    use = " for the KV cache" if "allocation_bytes" in numbers else ""
-    seen = f"Only {gib(free)} of {gib(total)} are free" + (
-        f", and {gib(wanted)} were asked for{use}." if wanted else "."
-    )
-    if free < total / 2 and not use:
+    use = "is what the KV cache was to have" if "allocation_bytes" in numbers else "were asked for"
+    seen = f"Only {gib(free)} of {gib(total)} are free" + (f", and {gib(wanted)} {use}." if wanted else ".")
+    if "allocation_bytes" in numbers and "requested_bytes" not in numbers:
+        # Its size was given, and then vLLM does not look at the utilization.
+        steps[0] = f"Set kv-cache-memory-bytes to at most {gib(free)}."
+    if free < total / 2 and "allocation_bytes" not in numbers:
         seen += " Another process holds the rest."
         steps = [
             "End it (nvidia-smi names it); a server that died may still hold memory for a while.",
@@ -100,8 +101,12 @@ def _free(numbers: Numbers) -> tuple[str, list[str]]:
 def _no_cache(numbers: Numbers) -> tuple[str, list[str]]:
     left = numbers.get("available_bytes")
     seen = "Weights and one batch leave nothing for the KV cache" + ("." if left is None else f" ({gib(left)}).")
+    wanted, total = numbers.get("requested_bytes"), numbers.get("total_bytes")
+    more = "as far as memory allows"
+    if left is not None and wanted is not None and total:
+        more = f"to more than {math.ceil(100 * (wanted - left) / total) / 100:.2f}"
     return seen, [
-        "Raise gpu-memory-utilization, as far as memory is free.",
+        f"Raise gpu-memory-utilization {more}; or kv-cache-memory-bytes, where that is set.",
         "Lower max-num-batched-tokens and max-num-seqs: the batch that is tried out at the start becomes smaller.",
         "Take a quantized checkpoint, or raise tensor-parallel-size.",
     ]
@@ -126,7 +131,7 @@ def _small_cache(numbers: Numbers) -> tuple[str, list[str]]:
         seen += f" The longest request that fits has {fits:,.0f} tokens."
         first = f"Set max-model-len to at most {fits:,.0f}."
     return seen, [
-        "Raise gpu-memory-utilization, if memory is free.",
+        "Raise gpu-memory-utilization, if memory is free; or kv-cache-memory-bytes, where that is set.",
         first,
         "Lower max-num-seqs and max-num-batched-tokens: what a batch needs is missing from the cache.",
         "Take kv-cache-dtype fp8 or a quantized checkpoint.",

@@ -79,8 +79,8 @@ ARGUMENT_RULES = (
         r"|max_num_seqs|max_num_active_seqs|max_model_len|long_prefill_token_threshold|max_cpu_loras"
         r"|User-specified max_model_len|Invalid prefix_match_unit|Unsupported block size|GPU memory utilization must"
         r"|Too large swap space"
-        r"|[Ii]nvalid block size|Block size must|Block_size)\b"
-        r"|needs \d+-token kernel blocks|No common block size for|share no supported KV cache block size"
+        r"|[Ii]nvalid block size|Block size must|Block_size)\b(?!$)"
+        r"|needs \d+-token kernel blocks|share no supported KV cache block size"
         r"|ArgumentTypeError|customized max_cudagraph_capture_size"
         r"|larger than max_num_batched_tokens",
         _VALUE,
@@ -99,6 +99,13 @@ ARGUMENT_RULES = (
             "-token kernel blocks",
             "customized max_cudagraph_capture_size",
         ),
+    ),
+    rule(
+        "invalid_argument",
+        "prune",
+        r"No common block size for",
+        "The attention backend cuts its cache otherwise: take a block-size as the line names it, or leave it out.",
+        flags=("block-size",),
     ),
     rule("invalid_argument", "prune", r"(?:must|should) (?:be )?divisible by ", _VALUE, words=(" divisible by ",)),
     rule(

@@ -279,9 +279,9 @@ def _by_ending(
         return _SIGNALS[name]
     if exit_code:
         return _CODES.get(exit_code, ("other", "fail_trial", "The log does not say why: look at its last lines."))
-    enough = (
-        _BLOCKED_UNDER_LOAD if phase == "load" else _BLOCKED_AT_START if story.tells_of_a_start else _BLOCKED_SOMEWHERE
-    )
+    enough = _BLOCKED_AT_START if story.tells_of_a_start else _BLOCKED_SOMEWHERE
+    if "load" in {phase, story.phase}:
+        enough = _BLOCKED_UNDER_LOAD
     hung = story.blocked >= enough
     if (story.waits or hung) and not story.stopping:
         return "hang_timeout", "retry", "The engine does not answer; if that stays so, end the server."

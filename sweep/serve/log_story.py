@@ -224,7 +224,8 @@ class Story:
         if at.function is not None and at.function != "oom_runtime":
             return at.function
         before_cache = at.step in {"oom_weights", "oom_activation_profile"} and not self.served
-        serving = at.function == "oom_runtime" or "load" in {phase, self.phase}
+        loaded = "load" in {phase, self.phase} and not self._not_started
+        serving = at.function == "oom_runtime" or loaded
         if at.ready or (serving and not before_cache):
             return "oom_runtime"
         if at.step is not None:

@@ -31,6 +31,8 @@ _TORCH: dict[str, tuple[re.Pattern[str], ...]] = {
 def named(groups: Mapping[str, str | None]) -> dict[str, float]:
     """Return the numbers of a pattern's named groups; those that end in _gib in bytes."""
     numbers = {name: value for name, text in groups.items() if text and (value := number(text)) is not None}
+    # A size of 0.0 GiB has been rounded away: how much it was is not known.
+    numbers = {name: value for name, value in numbers.items() if value or not name.endswith("_gib")}
     return {
         f"{name[:-4]}_bytes" if name.endswith("_gib") else name: value * _GIB if name.endswith("_gib") else value
         for name, value in numbers.items()

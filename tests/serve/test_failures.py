@@ -384,6 +384,13 @@ def test_advice_uses_the_numbers_of_the_message(kind, numbers, words):
     assert words in advice(kind, "", numbers)
 
 
+def test_the_name_of_a_field_is_told_with_what_is_wrong_with_it():
+    log = "2 validation errors for SchedulerConfig\nmax_num_seqs\n  Input should be greater than or equal to 1 [type=x]"
+    failure = classify(log, exit_code=1, phase="start", fixed=["max-num-seqs"])
+    assert failure.evidence == "max_num_seqs: Input should be greater than or equal to 1"
+    assert failure.treatment == "abort_sweep"
+
+
 def test_a_fixed_flag_that_decides_alone_is_refused_once_and_for_all():
     log = "ValueError: User-specified max_model_len (9000) is greater than the derived max_model_len (x=4096)"
     assert classify(log, exit_code=1, phase="start", fixed=["max_model_len"]).treatment == "abort_sweep"
