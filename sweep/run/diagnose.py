@@ -64,7 +64,7 @@ def diagnosis_text(found: Diagnosis) -> str:
     words = FAILURE_WORDS[failure.kind]
     where = f"line {found.line}" if found.line else "seen"
     parts = [
-        f"{words if words.startswith("vLLM") else words[0].upper() + words[1:]}  ({failure.kind})",
+        f"{_begun(words)}  ({failure.kind})",
         textwrap.fill(f"{where}: {printable(failure.evidence)}", _WIDTH, subsequent_indent="  "),
         "\n".join(_wrapped(step) for step in re.split(r" (?=\d\. )", failure.advice)),
     ]
@@ -73,6 +73,10 @@ def diagnosis_text(found: Diagnosis) -> str:
             "\n".join(f"  {_quantity(name, value):>14}  {BOUNDS[name]}" for name, value in failure.bounds.items())
         )
     return "\n\n".join([*parts, f"In a sweep: {_IN_A_SWEEP[failure.treatment]}"])
+
+
+def _begun(words: str) -> str:
+    return words if words.startswith("vLLM") else words[0].upper() + words[1:]
 
 
 def _wrapped(step: str) -> str:
