@@ -76,10 +76,11 @@ ENDING_RULES = (
         r"EngineDeadError|MQLLMEngine is already dead|Engine process \(pid \d+\) died|Background loop has errored"
         r"|[Ee]ngine core proc \S+ died unexpectedly|engine core exited unexpectedly|EngineCore died"
         r"|Background loop is stopped|Engine loop (?:has died|is not running)"
-        r"|Worker proc \S+ died unexpectedly|EngineCore encountered a fatal error|RayWorkerProc rank=\d+ died",
+        r"|Worker proc \S+ died unexpectedly|RayWorkerProc rank=\d+ died",
         rank=CONSEQUENCE,
         any_level=True,
     ),
+    rule("engine_dead", "fail_trial", r"EngineCore encountered a fatal error", rank=WRAPPER, any_level=True),
     rule(
         "engine_dead",
         "fail_trial",

@@ -28,7 +28,6 @@ _FUNCTIONS: tuple[tuple[str, FailureKind], ...] = (
     (
         (
             r"\b(?:run_engine_loop|run_busy_loop|sample_tokens|execute_model|step_fn|engine_step)\b"
-            r"|MQLLMEngine"
         ),
         "oom_runtime",
     ),
@@ -73,7 +72,7 @@ _TOPICS: dict[str, tuple[str, ...]] = {
     "function": (
         *("load_model", "get_model", "determine_", "profile_", "kv_cache", "initialize_cache"),
         *("compile_or_warm_up_model", "capture", "torch.cuda.graph(", "run_engine", "run_busy_loop", "sample_tokens"),
-        *("execute_model", "step_fn", "engine_step", "MQLLMEngine"),
+        *("execute_model", "step_fn", "engine_step"),
     ),
     "traceback": ("Traceback (",),
     "step": (

@@ -82,9 +82,9 @@ MACHINE_RULES = (
         "abort_sweep",
         r"cannot find -lcuda|fatal error: [\w./]+\.h: No such file|Failed to find C compiler|Could not find nvcc"
         r"|No such file or directory: '?(?:gcc|g\+\+|cc|nvcc|ninja)\b|CUDA_HOME environment variable is not set"
-        r"|Could not find CUDA installation",
-        "A compiler that vLLM starts is missing or lacks a file: install gcc, Python's headers (python3-dev) and the "
-        "CUDA stubs or toolkit.",
+        r"|Could not find CUDA installation|nvcc fatal|[Nn]inja build failed|ninja: build stopped",
+        "A compiler that vLLM starts is missing, lacks a file or is of another version: install gcc, Python's headers "
+        "(python3-dev) and the CUDA toolkit that this torch was built with.",
     ),
     rule(
         "nccl_or_distributed",

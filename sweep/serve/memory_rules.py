@@ -125,7 +125,7 @@ MEMORY_RULES = (
         r"|cudaErrorMemoryAllocation|Cuda failure '?out of memory|UR_RESULT_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)"
         r"|CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|Ran out of memory in memory space"
         r"|RESOURCE_EXHAUSTED: .{0,200}(?:memory|allocat)"
-        r"|Triton Error \[(?:CUDA|HIP)\]: out of memory",
+        r"|Triton Error \[(?:CUDA|HIP)\]: out of memory|HSA_STATUS_ERROR_OUT_OF_RESOURCES",
         rank=SYMPTOM,
     ),
 )

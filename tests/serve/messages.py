@@ -257,6 +257,13 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
         "ValueError: max_num_batched_tokens (64) must be greater than or equal to max_num_seqs (128).",
     ),
     ("invalid_argument", "prune", "ValueError: No common block size for 33 (CPU_ATTN: [MultipleOf(32)])."),
+    ("engine_dead", "fail_trial", "EngineCore encountered a fatal error."),
+    ("other", "abort_sweep", "nvcc fatal   : Unknown option '-compress-mode=size'"),
+    (
+        "oom_runtime",
+        "prune",
+        "HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate the necessary resources.",
+    ),
     ("invalid_argument", "prune", "ValueError: max_num_active_seqs (64) must not exceed max_num_seqs (32)."),
     ("invalid_argument", "prune", "Value error, Cannot find the config file for awq"),
     ("invalid_argument", "prune", "RuntimeError: size_k must divisible by BLOCK_SIZE_K"),
