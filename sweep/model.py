@@ -285,6 +285,7 @@ class Job:
     seed: int
     workload_seed: int
     workload_sha256: str | None = None  # of the planned requests; a worker that would send others refuses
+    platform: str | None = None  # what vLLM calls the kind of device; None where it could not be asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,5 +103,5 @@ class Knowledge:
 def what_is_known(config: SweepConfig, checked: Preflight) -> Knowledge:
     """Return what is known before the first launch on this machine."""
     env = os.environ | config.serve.env
-    see = partial(device_memory, env, count=gpus_of(config.serve.args))
+    see = partial(device_memory, env, checked.platform, count=gpus_of(config.serve.args))
     return Knowledge(config, checked, see, read_card(config.serve.model, config.serve.revision, env))

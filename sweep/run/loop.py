@@ -256,6 +256,7 @@ class Sweep:
             seed=(search.seed << 20) + number,
             workload_seed=search.seed,
             workload_sha256=self.workload["sha256"],
+            platform=self.knowledge.checked.platform,
         )
 
 

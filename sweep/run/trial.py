@@ -53,7 +53,7 @@ _SPARE_TRIES = 2
 async def run_trial(job: Job, say: Callable[[str], None]) -> Measured:
     """Run one trial to its end, good or bad. Its server and everything that the server started are gone afterwards."""
     begun = perf_counter()
-    memory = device_memory(os.environ | job.launch.env, count=gpus_of(job.launch.flags))
+    memory = device_memory(os.environ | job.launch.env, job.platform, count=gpus_of(job.launch.flags))
     bench = _Bench(job, say)
     if failure := other_workload(bench.plan, job.workload_sha256):
         return Measured("failed", failure=failure)

@@ -85,15 +85,23 @@ class _Board(NamedTuple):
 
 
 def device_memory(
-    env: Mapping[str, str], *, count: int | None = None, nvml: Any = pynvml, root: Path = Path("/")
+    env: Mapping[str, str],
+    platform: str | None,
+    *,
+    count: int | None = None,
+    nvml: Any = pynvml,
+    root: Path = Path("/"),
 ) -> DeviceMemory | None:
     """Return the memory of the devices that a server started with `env` may use: of the GPUs the fullest one.
 
-    count: how many of them it uses, the first ones. Without a GPU, or with vLLM told to use the CPU, it is the memory
-    that vLLM's CPU backend takes its share of. None where nobody says (GPUs that share the host's memory).
+    platform: what vLLM calls the kind of device ("cpu", "cuda", …); None where nobody has asked it, and then only
+    NVIDIA's GPUs are looked at. On "cpu" it is the memory that vLLM's CPU backend takes its share of. count: how many
+    of the GPUs a server uses, the first ones. None where nobody says: other devices, GPUs that share the host's memory.
     """
-    if env.get("VLLM_TARGET_DEVICE") == "cpu" or _start(nvml) is not None:
+    if platform == "cpu":
         return node_memory(env, root=root)
+    if platform not in {"cuda", None} or _start(nvml) is not None:
+        return None
     try:
         devices = _visible(_boards(nvml), env)[0][:count]
         memories = [_memory(nvml, device.handle) for _, device in devices]
@@ -101,10 +109,8 @@ def device_memory(
         return None
     finally:
         _ask(nvml, "nvmlShutdown")
-    if not memories:
-        return node_memory(env, root=root)
     known = [memory for memory in memories if memory is not None]
-    if len(known) < len(memories):
+    if not known or len(known) < len(memories):
         return None
     total, free = min(known, key=lambda memory: (memory[1] / memory[0], memory[1]))
     return DeviceMemory(total, free, "nvml")

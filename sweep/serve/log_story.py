@@ -26,9 +26,7 @@ _FUNCTIONS: tuple[tuple[str, FailureKind], ...] = (
         "oom_cudagraph_capture",
     ),
     (
-        (
-            r"\b(?:run_engine_loop|run_busy_loop|sample_tokens|execute_model|step_fn|engine_step)\b"
-        ),
+        (r"\b(?:run_engine_loop|run_busy_loop|sample_tokens|execute_model|step_fn|engine_step)\b"),
         "oom_runtime",
     ),
 )

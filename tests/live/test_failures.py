@@ -199,7 +199,7 @@ def test_a_start_that_fails(tmp_path: Path, name: str) -> None:
     numbers = failure.bounds or {}
     assert set(case.numbers) <= set(numbers), numbers
     if "total_bytes" in numbers:
-        memory = device_memory(os.environ)
+        memory = device_memory(os.environ, "cpu")
         assert memory is not None
         assert numbers["total_bytes"] == pytest.approx(memory.total_bytes, abs=HUNDREDTH_GIB_BYTES)
 

@@ -227,39 +227,44 @@ def test_what_is_not_told_is_none_and_no_error():
 def test_no_driver_is_no_gpu(error):
     gpus = read_gpus({}, Nvml(error=error))
     assert (gpus.visible, gpus.driver, gpus.problem) == ((), None, None)
-    assert device_memory(dict(os.environ), nvml=Nvml(error=error)) is not None
+    assert device_memory(dict(os.environ), "cuda", nvml=Nvml(error=error)) is None
+    assert device_memory(dict(os.environ), "cpu", nvml=Nvml(error=error)) is not None
 
 
 def test_a_driver_that_does_not_answer_is_told():
     assert "version mismatch" in read_gpus({}, Nvml(error=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)).problem
     lost = Nvml(Board(UUIDS[0]), lost=True)
     assert "lost" in read_gpus({}, lost).problem
-    assert device_memory({}, nvml=lost) is None
+    assert device_memory({}, "cuda", nvml=lost) is None
     assert lost.open == 0
 
 
 def test_the_fullest_of_the_visible_gpus_counts():
     nvml = three()
-    assert device_memory({}, nvml=nvml) == DeviceMemory(80 * GIB - GIB // 2, 50 * GIB, "nvml")
-    assert device_memory({"CUDA_VISIBLE_DEVICES": "0,1"}, nvml=nvml).free_bytes == 60 * GIB
-    assert device_memory({"CUDA_VISIBLE_DEVICES": "1,2"}, count=1, nvml=nvml).free_bytes == 60 * GIB
+    assert device_memory({}, "cuda", nvml=nvml) == DeviceMemory(80 * GIB - GIB // 2, 50 * GIB, "nvml")
+    assert device_memory({"CUDA_VISIBLE_DEVICES": "0,1"}, "cuda", nvml=nvml).free_bytes == 60 * GIB
+    assert device_memory({"CUDA_VISIBLE_DEVICES": "1,2"}, "cuda", count=1, nvml=nvml).free_bytes == 60 * GIB
     assert nvml.open == 0
 
 
 def test_an_old_driver_does_not_tell_apart_what_it_keeps():
-    assert device_memory({}, nvml=Nvml(Board(UUIDS[0]), old=True)) == DeviceMemory(80 * GIB, 70 * GIB, "nvml")
+    assert device_memory({}, "cuda", nvml=Nvml(Board(UUIDS[0]), old=True)) == DeviceMemory(80 * GIB, 70 * GIB, "nvml")
 
 
 def test_a_gpu_without_memory_of_its_own_is_unknown():
     board = Board(UUIDS[0])
     board.memory = None
-    assert device_memory({}, nvml=Nvml(board, Board(UUIDS[1]))) is None
+    assert device_memory({}, "cuda", nvml=Nvml(board, Board(UUIDS[1]))) is None
 
 
-def test_without_a_visible_gpu_it_is_the_memory_of_the_cpu_backend(tmp_path):
+def test_whose_memory_it_is_depends_on_where_the_server_runs(tmp_path):
     machine(tmp_path)
-    for env in ({"CUDA_VISIBLE_DEVICES": ""}, {"VLLM_TARGET_DEVICE": "cpu"}):
-        assert device_memory(env, nvml=three(), root=tmp_path).source == "numa"
+    assert device_memory({}, "cpu", nvml=three(), root=tmp_path).source == "numa"
+    assert device_memory({"CUDA_VISIBLE_DEVICES": ""}, "cuda", nvml=three(), root=tmp_path) is None
+    assert device_memory({}, None, nvml=three(), root=tmp_path).source == "nvml"
+    # An AMD GPU's memory is neither the host's nor that of an NVIDIA GPU beside it.
+    assert device_memory({}, "rocm", nvml=three(), root=tmp_path) is None
+    assert device_memory({}, None, nvml=Nvml(error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), root=tmp_path) is None
 
 
 NODE = """Node {node} MemTotal:       {total} kB
