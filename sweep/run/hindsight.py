@@ -28,9 +28,9 @@ def reconsidered(measured: Measured, earlier: Sequence[Outcome], outcomes: Seque
         told = replace(failure, treatment="prune", advice=f"{failure.advice} {advice}")
         return replace(measured, state="infeasible", failure=told)
     if failure.kind == "oom_free_memory_lt_requested" and failure.treatment == "prune":
-        ran = _asked_as_much(outcomes, (failure.bounds or {}).get("requested_bytes"))
-        if ran is not None:
-            advice = f"Trial {ran.trial} was given as much, so something else holds the memory now."
+        roomier = _found_as_much(outcomes, (failure.bounds or {}).get("requested_bytes"))
+        if roomier is not None:
+            advice = f"Trial {roomier.trial} found as much free, so something else holds the memory now."
             told = replace(failure, treatment="retry", advice=advice)
             return replace(measured, state="failed", failure=told)
     return measured
@@ -40,9 +40,18 @@ def _kind(outcome: Outcome) -> FailureKind | None:
     return outcome.measured.failure.kind if outcome.measured.failure else None
 
 
-def _asked_as_much(outcomes: Sequence[Outcome], requested_bytes: float | None) -> Outcome | None:
-    """Return a trial that was given this much memory."""
+def _found_as_much(outcomes: Sequence[Outcome], requested_bytes: float | None) -> Outcome | None:
+    """Return a trial whose server found this much memory free, or was given it."""
     if requested_bytes is None:
         return None
-    ran = (outcome for outcome in reversed(outcomes) if outcome.state == "complete")
-    return next((outcome for outcome in ran if (outcome.measured.server.requested_bytes or 0) >= requested_bytes), None)
+    return next((outcome for outcome in reversed(outcomes) if _found_bytes(outcome) >= requested_bytes), None)
+
+
+def _found_bytes(outcome: Outcome) -> float:
+    facts, failure = outcome.measured.server, outcome.measured.failure
+    found = [facts.free_bytes or 0.0]
+    if outcome.state == "complete":
+        found.append(facts.requested_bytes or 0.0)
+    if failure is not None and failure.kind == "oom_free_memory_lt_requested":
+        found.append((failure.bounds or {}).get("free_bytes", 0.0))
+    return max(found)

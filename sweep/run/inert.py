@@ -18,8 +18,8 @@ Groups = dict[str, list[tuple[FlagValue, ...]]]
 def alike(configured: Mapping[str, Sequence[tuple[FlagValue, ...]]], outcomes: Sequence[Outcome]) -> Groups:
     """Return for each flag the groups of two or more of its values that do the same.
 
-    configured: of each flag the values that make one and the same configuration of the engine. Where the running server
-    has a figure for the flag, only values that it was seen to give the same figure stay together.
+    configured: of each flag the values that make one and the same configuration of the engine. Only values that have
+    run stay together, and where the running server has a figure for the flag, only those with the same one.
     """
     found: Groups = {}
     running = [outcome for outcome in outcomes if outcome.measured.server.cache_config]
@@ -27,8 +27,7 @@ def alike(configured: Mapping[str, Sequence[tuple[FlagValue, ...]]], outcomes: S
         return found
     for name, groups in configured.items():
         label = name.replace("-", "_")
-        shown = any(label in outcome.measured.server.cache_config for outcome in running)
-        parts = [part for group in groups for part in (_seen_alike(group, name, label, running) if shown else [group])]
+        parts = [part for group in groups for part in _seen_alike(group, name, label, running)]
         if together := [part for part in parts if len(part) > 1]:
             found[name] = together
     return found
@@ -38,15 +37,15 @@ def _seen_alike(
     group: Iterable[FlagValue], name: str, label: str, running: Sequence[Outcome]
 ) -> list[tuple[FlagValue, ...]]:
     """Part a group by what the running server said of each value; a value that has not run, or varied, stands alone."""
-    by_figure: dict[str, list[FlagValue]] = {}
+    by_figure: dict[str | None, list[FlagValue]] = {}
     for value in group:
         figures = {
             outcome.measured.server.cache_config.get(label)
             for outcome in running
             if name in outcome.flags and _key(outcome.flags[name]) == _key(value)
         }
-        if len(figures) == 1 and (figure := figures.pop()) is not None:
-            by_figure.setdefault(figure, []).append(value)
+        if len(figures) == 1:
+            by_figure.setdefault(figures.pop(), []).append(value)
     return [tuple(values) for values in by_figure.values()]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from sweep.config import SweepConfig
 from sweep.failure import Failure
@@ -13,6 +12,7 @@ from sweep.memory.bounds import Bounds
 from sweep.memory.card import ModelCard, read_card
 from sweep.memory.estimate import Estimate, compare, estimate
 from sweep.memory.likelihood import Likelihood
+from sweep.memory.shortage import Shortage
 from sweep.memory.words import estimate_words
 from sweep.model import DeviceMemory, Flags, Outcome, ServerFacts
 from sweep.run import inert
@@ -25,16 +25,17 @@ from sweep.serve.device import device_memory
 class Knowledge:
     """Grows with every outcome.
 
-    see_memory: the device's memory as the next launch will find it. card: the model's sizes, where its files are here.
-    alike: for each flag the groups of its values that do the same.
+    see_memory: the memory of so many devices as the next launch will find it. card: the model's sizes, where its files
+    are here. alike: for each flag the groups of its values that do the same.
     """
 
     config: SweepConfig
     checked: Preflight
-    see_memory: Callable[[], DeviceMemory | None]
+    see_memory: Callable[[int], DeviceMemory | None]
     card: ModelCard | None = None
     alike: inert.Groups = field(default_factory=dict)
-    _memory: DeviceMemory | None = None
+    _now: dict[int, DeviceMemory | None] = field(default_factory=dict)  # by the number of devices
+    _roomiest: dict[int, DeviceMemory] = field(default_factory=dict)
     _bounds: Bounds = field(default_factory=lambda: Bounds((), {}))
     _seen: list[tuple[Flags, ServerFacts]] = field(default_factory=list)
     _said: set[str] = field(default_factory=set)
@@ -43,6 +44,8 @@ class Knowledge:
         """Take up all outcomes so far; return what is new and of interest to people."""
         defaults = self.checked.resolved
         self._bounds = Bounds(outcomes, self.config.serve.args, defaults, self.card)
+        for outcome in outcomes:
+            self._note_room(self._devices(outcome.flags), outcome.measured.memory)
         ran = [outcome for outcome in outcomes if outcome.state == "complete"]
         self._seen = [(self._together(outcome.flags), outcome.measured.server) for outcome in ran]
         configured = {name: self.checked.same_config(name) for name in self.config.search.params}
@@ -53,24 +56,48 @@ class Knowledge:
         """Say what the baseline will need of the device's memory, as far as the model's files are here."""
         if self.card is None:
             return None
-        return estimate_words(self._expected(self.card, self.config.baseline, self.see_memory()))
+        baseline = self.config.baseline
+        return estimate_words(self._expected(self.card, baseline, self.see_memory(self._devices(baseline))))
 
     def look(self) -> None:
-        """See how much memory there is now; until the next look, that is what flags are held against."""
-        self._memory = self.see_memory()
+        """See how much memory there is now, for all questions until the next look."""
+        self._now = {}
 
     def impossible(self, flags: Flags) -> Failure | None:
-        """Return why a launch with these flags would be wasted, or None."""
+        """Return why a launch with these flags would be wasted, even with the most memory that was ever free here."""
         if reason := self.checked.refused(self.config.flags(flags)):
             return Failure("invalid_argument", "prune", reason, "No launch was spent on it.")
         if not self.config.memory.skip:
             return None
-        short = self._bounds.excluded(flags, self._memory)
-        if short is None and self.card is not None:
-            expected = self._expected(self.card, flags, self._memory, self._seen)
-            short = expected.certain or expected.likely
-        short = short or Likelihood(self._bounds).excluded(flags, self._memory)
+        self._see(flags)
+        short = self._short(flags, self._roomiest.get(self._devices(flags)))
         return Failure(short.kind, "prune", short.words, "No launch was spent on it.") if short else None
+
+    def lacks_room(self, flags: Flags) -> bool:
+        """Tell whether something else holds the memory that these flags, which could run here, would need."""
+        return self.config.memory.skip and self._short(flags, self._see(flags)) is not None
+
+    def _short(self, flags: Flags, memory: DeviceMemory | None) -> Shortage | None:
+        short = self._bounds.excluded(flags, memory)
+        if short is None and self.card is not None:
+            expected = self._expected(self.card, flags, memory, self._seen)
+            short = expected.certain or expected.likely
+        return short or Likelihood(self._bounds).excluded(flags, memory)
+
+    def _see(self, flags: Flags) -> DeviceMemory | None:
+        devices = self._devices(flags)
+        if devices not in self._now:
+            self._now[devices] = self.see_memory(devices)
+            self._note_room(devices, self._now[devices])
+        return self._now[devices]
+
+    def _note_room(self, devices: int, memory: DeviceMemory | None) -> None:
+        before = self._roomiest.get(devices)
+        if memory is not None and (before is None or memory.free_bytes > before.free_bytes):
+            self._roomiest[devices] = memory
+
+    def _devices(self, flags: Flags) -> int:
+        return gpus_of(self.config.flags(flags))
 
     def _together(self, flags: Flags) -> Flags:
         return {**self.checked.resolved, **self.config.flags(flags)}
@@ -103,5 +130,8 @@ class Knowledge:
 def what_is_known(config: SweepConfig, checked: Preflight) -> Knowledge:
     """Return what is known before the first launch on this machine."""
     env = os.environ | config.serve.env
-    see = partial(device_memory, env, checked.platform, count=gpus_of(config.serve.args))
+
+    def see(devices: int) -> DeviceMemory | None:
+        return device_memory(env, checked.platform, count=devices)
+
     return Knowledge(config, checked, see, read_card(config.serve.model, config.serve.revision, env))

@@ -81,10 +81,9 @@ class Ledger:
     def counted(self) -> int:
         return sum(outcome.state in COUNTED for outcome in self.outcomes)
 
-    @property
-    def skipped_in_a_row(self) -> int:
-        """How many of the last trials in a row were not launched, because they cannot run."""
-        states = [outcome.state for outcome in reversed(self.outcomes)]
+    def skipped_in_a_row(self, since: int) -> int:
+        """How many of the last trials in a row were not launched, because they cannot run. since: as below."""
+        states = [outcome.state for outcome in reversed(self.outcomes[since:])]
         return next((i for i, state in enumerate(states) if state != "skipped"), len(states))
 
     def fruitless_in_a_row(self, since: int) -> int:

@@ -18,12 +18,12 @@ from sweep.failure import Failure
 from sweep.model import Event, Flags, FlagValue, Job, Measured, Outcome, Verdict
 from sweep.run.hindsight import reconsidered
 from sweep.run.knowledge import Knowledge
-from sweep.run.ledger import Ledger, key_of
+from sweep.run.ledger import Ledger, gpus_of, key_of
 from sweep.run.plan import Planned, label_of, pending
 from sweep.run.rate_search import TRIED_RATES
 from sweep.run.slots import run_job
 from sweep.run.store import Spec, Store
-from sweep.run.waiting import needed_bytes, wait_for_memory
+from sweep.run.waiting import Patience, needed_bytes, wait_for_room
 from sweep.search.study import Study
 from sweep.text import FAILURE_WORDS
 
@@ -50,6 +50,7 @@ class Sweep:
     deadline: float | None  # monotonic seconds
     after_trial: Callable[[], None]
     since: int = 0  # how many trials earlier calls of the command have left
+    patience: Patience = field(default_factory=Patience)
     run_job: Callable[[Job, Callable[[str], None]], Awaitable[Measured]] = run_job
     notes: list[str] = field(default_factory=list)
     exhausted: bool = False  # nothing is left to try
@@ -78,6 +79,8 @@ class Sweep:
             if planned.impossible:
                 self._skip(planned, planned.impossible)
                 continue
+            if planned.source == "search" and self.knowledge.lacks_room(planned.flags):
+                planned = await self._with_room(planned)
             self._follow_up(await self._run(planned))
 
     def _why_stop(self) -> str | None:
@@ -98,10 +101,11 @@ class Sweep:
 
     def _next(self) -> Planned | None:
         if todo := pending(self.config, self.ledger.outcomes):
-            # Whether the baseline runs is for vLLM itself to say: all gains are counted from it.
-            known = None if todo[0].source == "baseline" else self.knowledge.impossible(todo[0].flags)
-            return replace(todo[0], impossible=known)
-        skipped = self.ledger.skipped_in_a_row
+            # Whether the baseline runs is for vLLM itself to say, since all gains are counted from it. What is tried once
+            # more was not impossible before.
+            sure = todo[0].source == "baseline" or todo[0].attempt > 1
+            return replace(todo[0], impossible=None if sure else self.knowledge.impossible(todo[0].flags))
+        skipped = self.ledger.skipped_in_a_row(self.since)
         if skipped >= _SKIPS_IN_A_ROW:
             return None
         proposal = self.study.ask(self.knowledge.impossible if skipped >= _TAUGHT_IN_A_ROW else None)
@@ -109,6 +113,31 @@ class Sweep:
             return None
         impossible = _forbidden(proposal.violation) if proposal.violation else self.knowledge.impossible(proposal.flags)
         return Planned(proposal.flags, "search", token=proposal.token, impossible=impossible)
+
+    async def _with_room(self, planned: Planned) -> Planned:
+        """Wait for memory that something else holds. Where it stays away, return a trial that fits meanwhile.
+
+        Raises StoppedError when nothing fits for a long time.
+        """
+        say = partial(self._say, self._next_number())
+        fits, patience = partial(self._fits_now, planned.flags), self.patience
+        there = await wait_for_room(fits, say, patience_s=patience.short_s, poll_s=patience.poll_s)
+        if there or planned.token is None:
+            return planned  # what the user wants tried is for the server itself to refuse
+        other = self.study.ask(lambda flags: self.knowledge.impossible(flags) or self.knowledge.lacks_room(flags))
+        if other is not None and other.violation is None:
+            self.study.withdraw(planned.token)
+            return Planned(other.flags, "search", token=other.token)
+        if await wait_for_room(fits, say, patience_s=patience.long_s, poll_s=patience.poll_s):
+            return planned
+        raise StoppedError(
+            f"something else has held the device's memory for {patience.long_s / 60:.0f} minutes, and no configuration"
+            " that is left fits beside it. End it (`doctor` names what it sees); the same command goes on."
+        )
+
+    def _fits_now(self, flags: Flags) -> bool:
+        self.knowledge.look()
+        return not self.knowledge.lacks_room(flags)
 
     def _exhausted(self) -> str:
         self.exhausted = True
@@ -138,12 +167,18 @@ class Sweep:
         earlier = [outcome for outcome in self.ledger.outcomes if label_of(outcome) == planned.key]
         try:
             if needed := needed_bytes(earlier, self.ledger.outcomes):
-                await wait_for_memory(self.knowledge.see_memory, needed, say)
+                patience = self.patience
+                there = partial(self._has_free, job, needed)
+                await wait_for_room(there, say, patience_s=patience.short_s, poll_s=patience.poll_s)
             measured = reconsidered(await self.run_job(job, say), earlier, self.ledger.outcomes)
         except asyncio.CancelledError:
             self._record(planned, number, Measured("interrupted"), started_at)
             raise
         return self._record(planned, number, measured, started_at)
+
+    def _has_free(self, job: Job, needed: float) -> bool:
+        memory = self.knowledge.see_memory(gpus_of(job.launch.flags))
+        return memory is None or memory.free_bytes >= needed
 
     def _record(self, planned: Planned, number: int, measured: Measured, started_at: str) -> Outcome:
         """Keep an outcome: first on disk, then for the sampler, then for people."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 from sweep.failure import FailureKind
-from sweep.model import DeviceMemory, Outcome
+from sweep.model import Outcome
 
 _KINDS: frozenset[FailureKind] = frozenset({"oom_free_memory_lt_requested", "gpu_busy_other_process"})
-# A server that is gone gives its memory back within seconds; what lasts longer than this is somebody's work.
-_PATIENCE_S = 60.0
-_POLL_S = 2.0
 # Of the most that was ever free: drivers and other programs keep a little.
 _NEARLY_ALL = 0.98
 
@@ -31,16 +29,25 @@ def needed_bytes(earlier: Sequence[Outcome], outcomes: Sequence[Outcome]) -> flo
     return _NEARLY_ALL * max(free) if free else None
 
 
-async def wait_for_memory(
-    see: Callable[[], DeviceMemory | None],
-    needed: float,
-    say: Callable[[str], None],
-    *,
-    patience_s: float = _PATIENCE_S,
-    poll_s: float = _POLL_S,
-) -> None:
-    """Wait until this much memory is free. Where it does not become so, the server itself will say what is amiss."""
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long memory is waited for. short_s: a server that is gone gives its memory back within seconds; what lasts
+    longer is somebody's work. long_s: when nothing can run without it. poll_s: between two looks.
+    """
+
+    short_s: float = 60.0
+    long_s: float = 600.0
+    poll_s: float = 2.0
+
+
+async def wait_for_room(
+    there: Callable[[], bool], say: Callable[[str], None], *, patience_s: float, poll_s: float
+) -> bool:
+    """Wait until there is room, and return whether there is; after `patience_s` there is none."""
     end = monotonic() + patience_s
-    while (memory := see()) is not None and memory.free_bytes < needed and monotonic() < end:
-        say(f"waiting for memory: {memory.free_bytes / 2**30:.1f} of {needed / 2**30:.1f} GiB are free")
+    while not there():
+        if monotonic() > end:
+            return False
+        say("waiting for memory that something else holds")
         await asyncio.sleep(poll_s)
+    return True

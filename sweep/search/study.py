@@ -200,6 +200,10 @@ class Study:
         self._pending[self._asked] = point
         return Proposal(self._asked, self._space.flags(point), violation=self._forbidden(point))
 
+    def withdraw(self, token: int) -> None:
+        """Forget a proposal that is not tried now; it may be made again."""
+        self._pending.pop(token, None)
+
     def _single(self, point: Point) -> Point:
         """Return the point that stands for all that do the same."""
         if not self._twins:

@@ -56,7 +56,7 @@ class Gpu:
     defaults: Flags = field(default_factory=lambda: dict(DEFAULTS))
     launches: list[tuple[Flags, str]] = field(default_factory=list)
 
-    def see(self) -> DeviceMemory:
+    def see(self, devices: int = 1) -> DeviceMemory:
         return DeviceMemory(int(TOTAL_GIB * GIB), int((FREE_GIB + 0.45) * GIB), "nvml")  # before CUDA's own context
 
     async def run_job(self, job: Job, _say: Callable[[str], None]) -> Measured:

@@ -93,7 +93,7 @@ class Machine:
     jobs: list[Job] = field(default_factory=list)
     defaults: Flags = field(default_factory=dict)  # what vLLM would have where a flag is absent
 
-    def see(self) -> DeviceMemory | None:
+    def see(self, devices: int) -> DeviceMemory | None:
         return None
 
     async def run_job(self, job: Job, say: Callable[[str], None]) -> Measured:

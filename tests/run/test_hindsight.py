@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
 from sweep.failure import Failure, FailureKind
 from sweep.model import DeviceMemory, Flags, Job, Measured, Outcome, ServerFacts
 from sweep.run.hindsight import reconsidered
-from sweep.run.waiting import needed_bytes, wait_for_memory
+from sweep.run.waiting import Patience, needed_bytes, wait_for_room
 
 from .studies import OUT_OF_MEMORY, Machine, complete, config, search, sweep_of
 
@@ -49,6 +48,10 @@ def test_what_once_was_given_as_much_memory_is_not_impossible(tmp_path: Path) ->
     assert "Trial 3" in told.failure.advice
     less = replace(complete(100.0), server=ServerFacts(requested_bytes=71 * GIB))
     assert reconsidered(Measured("infeasible", failure=WANTED), [], [outcome(less)]).state == "infeasible"
+    # A server that was refused more had found enough for this one.
+    more = replace(WANTED, bounds={"requested_bytes": 79.0 * GIB, "free_bytes": 75.0 * GIB})
+    refused = Measured("infeasible", failure=more)
+    assert reconsidered(Measured("infeasible", failure=WANTED), [], [outcome(refused)]).state == "failed"
 
 
 def test_what_the_sweep_stops_for_and_what_ran_stay_as_they_are() -> None:
@@ -80,23 +83,19 @@ def test_how_much_memory_has_to_come_back() -> None:
     assert needed_bytes([], [outcome(seen)]) is None
 
 
-def test_waiting_ends_when_the_memory_is_back_or_patience_is_at_an_end() -> None:
-    free = iter([10, 10, 75, 75])
+def test_waiting_ends_when_there_is_room_or_patience_is_at_an_end() -> None:
+    there = iter([False, False, True])
     said: list[str] = []
-    see = lambda: DeviceMemory(80 * GIB, next(free) * GIB, "nvml")  # noqa: E731
-    asyncio.run(wait_for_memory(see, 70.0 * GIB, said.append, poll_s=0.001))
-    assert said == ["waiting for memory: 10.0 of 70.0 GiB are free"] * 2
-    begun = monotonic()
-    asyncio.run(wait_for_memory(lambda: DeviceMemory(80, 1, "nvml"), 2.0, said.append, patience_s=0.01, poll_s=0.001))
-    asyncio.run(wait_for_memory(lambda: None, 2.0, said.append))
-    assert monotonic() - begun < 20
+    assert asyncio.run(wait_for_room(lambda: next(there), said.append, patience_s=30, poll_s=0.001))
+    assert said == ["waiting for memory that something else holds"] * 2
+    assert not asyncio.run(wait_for_room(lambda: False, said.append, patience_s=0.01, poll_s=0.001))
 
 
 def test_a_retry_waits_for_the_memory_that_its_first_try_lacked(tmp_path: Path) -> None:
     class Busy(Machine):
-        free: Iterator[int] = iter([79, 5, 5, 79])
+        free: Iterator[int] = iter([5, 79])
 
-        def see(self) -> DeviceMemory | None:
+        def see(self, devices: int) -> DeviceMemory | None:
             return DeviceMemory(80 * GIB, next(self.free, 79) * GIB, "nvml")
 
         async def run_job(self, job: Job, say: object) -> Measured:
@@ -108,6 +107,7 @@ def test_a_retry_waits_for_the_memory_that_its_first_try_lacked(tmp_path: Path) 
     said: list[str] = []
     sweep = sweep_of(config(run__trials=1), tmp_path, Busy())
     sweep.emit = lambda event: said.append(event.text)
+    sweep.patience = Patience(poll_s=0.01)
     search(sweep)
     assert [o.state for o in sweep.ledger.outcomes] == ["failed", "complete"]
-    assert any(text.startswith("waiting for memory: 5.0 of 72.0") for text in said)
+    assert any(text.startswith("waiting for memory") for text in said)

@@ -54,7 +54,7 @@ def launched(utilization: float) -> Measured:
 
 def knowing(told: SweepConfig, checked: Preflight | None = None) -> Knowledge:
     now = DeviceMemory(int(TOTAL_GIB * GIB), int((FREE_GIB + 1.2) * GIB), "numa")
-    known = Knowledge(told, checked or Preflight("0.32.0"), lambda: now)
+    known = Knowledge(told, checked or Preflight("0.32.0"), lambda devices: now)
     known.look()
     return known
 
