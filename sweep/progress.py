@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from sweep.model import Event, LevelStats, State
-from sweep.text import duration, failure_words, flag_words, percent, printable, quantity
+from sweep.text import duration, flag_words, outcome_words, percent, printable, quantity
 
 _STYLES: dict[State, str] = {
     "infeasible": "yellow",
@@ -157,12 +157,10 @@ def finished_line(event: Event) -> str:
     outcome = event.outcome
     if outcome is None:
         raise ValueError("a finished trial has an outcome")
-    failure = outcome.measured.failure
     parts = [_place(event)]
     if outcome.state != "complete":
         parts.append(outcome.state)
-    if failure:
-        parts.append(failure_words(failure))
+    parts.append(outcome_words(outcome))
     parts += [*_results(event), *_comparison(event)]
     flags = flag_words(outcome.flags) or printable(outcome.label or "")
     left = "" if event.eta_s is None else f"· {duration(event.eta_s)} left"

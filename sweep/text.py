@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping
 
 from sweep.failure import Failure, FailureKind
-from sweep.model import Flags, FlagValue
+from sweep.model import Flags, FlagValue, Outcome
 
 # Escape sequences go as a whole: without its ESC, "[31m" would stay behind.
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
@@ -64,6 +64,14 @@ def failure_words(failure: Failure) -> str:
     if failure.kind in {"other", "invalid_argument", "unsupported_feature"} and failure.evidence:
         return shortened(f"{FAILURE_WORDS[failure.kind]}: {printable(failure.evidence)}", 160)
     return FAILURE_WORDS[failure.kind]
+
+
+def outcome_words(outcome: Outcome) -> str:
+    """Say in a few words why a trial gave no result; "" where nothing went wrong."""
+    failure = outcome.measured.failure
+    if failure is None:
+        return ""
+    return shortened(printable(failure.evidence), 240) if outcome.state == "skipped" else failure_words(failure)
 
 
 def shortened(text: str, limit: int) -> str:

@@ -16,8 +16,8 @@ def estimate_words(expected: Estimate) -> str:
     if expected.kv_bytes is None or expected.requested_bytes is None:
         return f"{words}; the device's memory is not known."
     if (reason := expected.certain or expected.likely) is not None:
-        sure = "it cannot run" if expected.certain else "it will probably not run"
-        return f"{words}; {sure}: {reason}."
+        sure = "cannot run" if expected.certain else "will probably not run"
+        return f"The baseline {sure} beside what is free now: {reason}."
     words += f"; of {_gib(expected.requested_bytes)} that leaves {_gib(expected.kv_bytes)} for the KV cache"
     if expected.error_bytes:
         words += f", give or take {_gib(expected.error_bytes)}"
@@ -29,4 +29,6 @@ def estimate_words(expected: Estimate) -> str:
 
 
 def _gib(value: float) -> str:
+    if abs(value) < _GIB / 10:
+        return f"{value / 2**20:,.1f} MiB"
     return f"{value / _GIB:.2f} GiB" if abs(value) < 100 * _GIB else f"{value / _GIB:,.0f} GiB"

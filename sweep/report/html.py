@@ -19,7 +19,7 @@ from sweep.report.figures import LOW_N, compare, interval_words, objective_inter
 from sweep.report.summary import beside_words, doubts, failure_groups, flag_rows, headline, limit_lines, state_counts
 from sweep.report.template import PAGE, SCRIPT, STYLE
 from sweep.report.view import StudyView
-from sweep.text import FAILURE_WORDS, failure_words, flag_value, printable, quantity
+from sweep.text import FAILURE_WORDS, flag_value, outcome_words, printable, quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ def _p99(dist: Dist) -> str:
 
 
 def _remarks(view: StudyView, outcome: Outcome) -> str:
-    failure, verdict, level = outcome.measured.failure, view.verdicts.get(outcome.trial), view.level(outcome.trial)
-    parts = [outcome.label or "", failure_words(failure) if failure else "", *view.misses(outcome.trial)]
+    verdict, level = view.verdicts.get(outcome.trial), view.level(outcome.trial)
+    parts = [outcome.label or "", outcome_words(outcome), *view.misses(outcome.trial)]
     parts += [verdict.note or "" if verdict else "", *(level.reasons if level else ())]
     return "; ".join(part for part in parts if part)
 

@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from sweep.model import Dist, FlagValue, LevelStats, Outcome
 from sweep.report.view import StudyView
-from sweep.text import failure_words, flag_value, printable, quantity
+from sweep.text import flag_value, outcome_words, printable, quantity
 
 Role = Literal["baseline", "best", "nearest miss", "meets the SLOs", "misses an SLO", "no result"]
 
@@ -180,7 +180,7 @@ def _hover(view: StudyView, outcome: Outcome, level: LevelStats | None = None) -
     failure = outcome.measured.failure
     lines = [f"<b>{_escaped(view.title(outcome.trial))}</b>"]
     if outcome.state != "complete":
-        lines.append(f"{outcome.state}: {_escaped(failure_words(failure))}" if failure else outcome.state)
+        lines.append(f"{outcome.state}: {_escaped(outcome_words(outcome))}" if failure else outcome.state)
     if level is None and view.value(outcome.trial) is not None:
         lines.append(_escaped(quantity(view.value(outcome.trial), view.unit)))
     if shown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -65,6 +65,7 @@ def summary_text(view: StudyView) -> str:
         _comparison(view),
         _limits(view),
         _failures(view),
+        _skipped(view),
         _list("Notes", view.notes),
         _files(view),
     ]
@@ -104,8 +105,12 @@ def flag_rows(view: StudyView, trial: int) -> list[tuple[str, str, str, str]]:
 
 def failure_groups(view: StudyView) -> list[FailureGroup]:
     """Group the trials that failed by kind, the most frequent kind first."""
+    return _groups(outcome for outcome in view.outcomes if outcome.state != "skipped")
+
+
+def _groups(found: Iterable[Outcome]) -> list[FailureGroup]:
     by_kind: dict[FailureKind, list[Outcome]] = {}
-    for outcome in view.outcomes:
+    for outcome in found:
         if outcome.measured.failure:
             by_kind.setdefault(outcome.measured.failure.kind, []).append(outcome)
     groups = [_group(kind, outcomes) for kind, outcomes in by_kind.items()]
@@ -200,6 +205,18 @@ def _failures(view: StudyView) -> str:
     ]
     first = [f"- trial {group.trials[0]}: {_code(shortened(printable(group.evidence), 200))}" for group in groups]
     return f"## What failed\n\n{_table(('failure', 'trials', 'advice'), rows)}\n\n" + "\n".join(first)
+
+
+def _skipped(view: StudyView) -> str:
+    """Say what was not launched, and why that is known."""
+    groups = _groups(outcome for outcome in view.outcomes if outcome.state == "skipped")
+    return _list(
+        "Skipped without a launch",
+        [
+            f"{FAILURE_WORDS[group.kind]} (trial {', '.join(map(str, group.trials))}): {shortened(group.evidence, 400)}"
+            for group in groups
+        ],
+    )
 
 
 def _list(title: str, items: Sequence[str]) -> str:

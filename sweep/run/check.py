@@ -9,10 +9,11 @@ from typing import Any
 
 from sweep.config import SweepConfig
 from sweep.errors import MachineError
-from sweep.run.knowledge import what_is_known
+from sweep.run.knowledge import Knowledge, what_is_known
 from sweep.run.loop import first_guess_s
 from sweep.run.night import plan_text
 from sweep.run.preflight import Preflight, config_file, known_before, preflight
+from sweep.run.value_check import values_to_ask
 from sweep.run.workload import workload_document, workload_notes
 from sweep.serve.kind import argv
 from sweep.text import flag_value
@@ -25,7 +26,7 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
     checked = asyncio.run(preflight(config) if ask_vllm else known_before(config))
     workload = workload_document(config.load, config.search.seed)
     trace_s, moe = workload["trace_s"], checked.moe
-    expected = what_is_known(config, checked).expectation()
+    known = what_is_known(config, checked)
     folder = Path("results") / config.run.name / "trials" / "0000"
     launch = config.serve.launch(config.baseline, swept=tuple(config.search.params), trial_dir=folder)
     try:
@@ -52,9 +53,26 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
         },
         "same_config": {name: _alike(checked, name) for name in checked.alone},
         "command": command,
-        "memory": expected,
+        "memory": known.expectation(),
+        "too_large": _too_large(config, known),
         "notes": [*checked.notes, *config.notes(), *workload_notes(workload, moe)],
     }
+
+
+def _too_large(config: SweepConfig, known: Knowledge) -> dict[str, dict[str, Any]]:
+    """Return of each swept flag the values that no memory is there for, the other flags being the baseline's.
+
+    Where the baseline itself does not fit, its other flags may be to blame, and nothing is said.
+    """
+    if not config.memory.skip or known.impossible(config.baseline):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, values in values_to_ask(config).items():
+        short = [(value, why) for value in values if (why := known.impossible({**config.baseline, name: value}))]
+        short = [(value, why) for value, why in short if why.kind.startswith("oom_")]
+        if short:
+            found[name] = {"values": [value for value, _ in short], "reason": short[0][1].evidence}
+    return found
 
 
 def _left_to_vllm(config: SweepConfig, checked: Preflight) -> dict[str, Any]:
@@ -88,6 +106,9 @@ def check_text(document: dict[str, Any]) -> str:
     lines += ["", f"Command: {document['command']}"]
     lines += _checked_against(document)
     lines += [document["memory"]] if document["memory"] else []
+    for name, found in document["too_large"].items():
+        values = ", ".join(map(flag_value, found["values"]))
+        lines += [f"Note: search.params.{name}: {values}: {found['reason']}. Such configurations are skipped."]
     for name, groups in document["same_config"].items():
         for group in groups:
             values = ", ".join(map(flag_value, group))

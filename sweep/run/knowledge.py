@@ -20,6 +20,8 @@ from sweep.run.ledger import gpus_of
 from sweep.run.preflight import Preflight
 from sweep.serve.device import device_memory
 
+_SPARED = "No launch was spent on it."
+
 
 @dataclass(slots=True)
 class Knowledge:
@@ -66,12 +68,12 @@ class Knowledge:
     def impossible(self, flags: Flags) -> Failure | None:
         """Return why a launch with these flags would be wasted, even with the most memory that was ever free here."""
         if reason := self.checked.refused(self.config.flags(flags)):
-            return Failure("invalid_argument", "prune", reason, "No launch was spent on it.")
+            return Failure("invalid_argument", "prune", reason, _SPARED)
         if not self.config.memory.skip:
             return None
         self._see(flags)
         short = self._short(flags, self._roomiest.get(self._devices(flags)))
-        return Failure(short.kind, "prune", short.words, "No launch was spent on it.") if short else None
+        return Failure(short.kind, "prune", short.words, _SPARED) if short else None
 
     def lacks_room(self, flags: Flags) -> bool:
         """Tell whether something else holds the memory that these flags, which could run here, would need."""

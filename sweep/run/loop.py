@@ -101,8 +101,8 @@ class Sweep:
 
     def _next(self) -> Planned | None:
         if todo := pending(self.config, self.ledger.outcomes):
-            # Whether the baseline runs is for vLLM itself to say, since all gains are counted from it. What is tried once
-            # more was not impossible before.
+            # Whether the baseline runs is for vLLM itself to say, since all gains are counted from it. What is tried
+            # once more was not impossible before.
             sure = todo[0].source == "baseline" or todo[0].attempt > 1
             return replace(todo[0], impossible=None if sure else self.knowledge.impossible(todo[0].flags))
         skipped = self.ledger.skipped_in_a_row(self.since)

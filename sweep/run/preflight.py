@@ -17,6 +17,7 @@ from sweep.model import Flags, FlagValue
 from sweep.run import value_check
 from sweep.run.flag_check import flag_problems
 from sweep.run.value_check import ValueCheck
+from sweep.search.space import Rule
 from sweep.serve.failures import classify
 from sweep.serve.flag_catalogue import Catalogue, kept_catalogue, read_catalogue
 from sweep.serve.parser_check import Comparison, ParsedConfig, compare_configs
@@ -83,6 +84,9 @@ async def preflight(config: SweepConfig) -> Preflight:
         note = f"The flags could not be checked before the launch: {fixed.unchecked}"
         return Preflight(fixed.vllm_version, notes=(note,), catalogue=catalogue)
     _refuse(config, {key: asked.compared[key] for key in entries}, entries)
+    told = config.flags(config.baseline)
+    rules = value_check.platform_rules(baseline.platform, baseline.resolved or {}, told)
+    _refuse_broken(config, entries, rules, baseline.platform)
     known = [spec.name for spec in catalogue.flags] if catalogue else []
     checks = value_check.check_values(config, asked, baseline.platform, baseline, known)
     return Preflight(
@@ -91,7 +95,7 @@ async def preflight(config: SweepConfig) -> Preflight:
         tuple(value_check.refusal_notes(checks)),
         moe=baseline.moe,
         platform=baseline.platform,
-        rules=value_check.platform_rules(baseline.platform, baseline.resolved or {}),
+        rules=rules,
         alone=checks,
         catalogue=catalogue,
     )
@@ -149,10 +153,30 @@ def _refuse(config: SweepConfig, parsed: Mapping[str, ParsedConfig], entries: Ma
         raise ConfigError(text) if mendable else MachineError(text)
 
 
+def _refuse_broken(
+    config: SweepConfig, entries: Mapping[str, Flags], rules: Sequence[str], platform: str | None
+) -> None:
+    """Raise for what is sure to be launched and breaks a rule of this platform, which vLLM finds late in a start."""
+    named = {**entries, "serve.args": config.serve.args}
+    problems = {
+        f"{config.place((*_parts(entry), name))}: breaks the rule {text!r}, which vLLM has on the platform {platform}"
+        for entry, flags in named.items()
+        for text in rules
+        for name in Rule.parse(text).names
+        if name in flags and not Rule.parse(text).allows(config.flags(flags))
+    }
+    if problems:
+        raise ConfigError("\n".join(sorted(problems)))
+
+
+def _parts(entry: str) -> KeyPath:
+    return tuple(int(part) if part.isdecimal() else part for part in entry.split("."))
+
+
 def _key(entry: str, failure: Failure, flags: Flags) -> KeyPath:
     """Return the key that is to be mended: of the one flag that the message names, else of the entry."""
     if failure.kind in {"model_not_found", "auth_gated_model", "trust_remote_code_needed"}:
         return ("serve", "model")
-    parts: KeyPath = tuple(int(part) if part.isdecimal() else part for part in entry.split("."))
+    parts = _parts(entry)
     named = [name for name in flags if name.replace("-", "_") in failure.evidence.replace("-", "_")]
     return (*parts, named[0]) if len(named) == 1 else parts

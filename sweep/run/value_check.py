@@ -47,9 +47,13 @@ def _spread(size: int, most: int) -> Sequence[int]:
     return range(size) if size <= most else [part * (size - 1) // (most - 1) for part in range(most)]
 
 
-def platform_rules(platform: str | None, resolved: Flags) -> tuple[str, ...]:
-    """Return the rules that this platform adds; not those that vLLM's own choice for this model does not keep."""
-    return tuple(text for text in PLATFORM_RULES.get(platform or "", ()) if Rule.parse(text).allows(resolved))
+def platform_rules(platform: str | None, resolved: Flags, told: Flags) -> tuple[str, ...]:
+    """Return the rules that this platform adds; not those that vLLM's own choice for this model does not keep.
+
+    told: what the user set; it was not vLLM's choice.
+    """
+    chosen = {name: value for name, value in resolved.items() if name not in told}
+    return tuple(text for text in PLATFORM_RULES.get(platform or "", ()) if Rule.parse(text).allows(chosen))
 
 
 def check_values(
@@ -59,7 +63,7 @@ def check_values(
 
     known: the names of all flags. Raises ConfigError for a flag of which no value can be had.
     """
-    added = platform_rules(platform, baseline.resolved or {})
+    added = platform_rules(platform, baseline.resolved or {}, config.flags(config.baseline))
     rules = tuple(Rule.parse(text) for text in (*RULES, *added))
     checks: dict[str, tuple[ValueCheck, ...]] = {}
     for name, values in values_to_ask(config).items():

@@ -143,10 +143,11 @@ def test_a_platform_has_rules_of_its_own(tmp_path):
 
 
 def test_a_platforms_rule_yields_to_what_vllm_does_itself():
-    assert platform_rules("cpu", {"block-size": 128}) == ("block-size % 32 == 0",)
-    assert platform_rules("cpu", {"block-size": 16}) == ()
-    assert platform_rules("cpu", {}) == ("block-size % 32 == 0",)
-    assert platform_rules("cuda", {"block-size": 128}) == platform_rules(None, {}) == ()
+    assert platform_rules("cpu", {"block-size": 128}, {}) == ("block-size % 32 == 0",)
+    assert platform_rules("cpu", {"block-size": 16}, {}) == ()
+    assert platform_rules("cpu", {"block-size": 16}, {"block-size": 16}) == ("block-size % 32 == 0",)
+    assert platform_rules("cpu", {}, {}) == ("block-size % 32 == 0",)
+    assert platform_rules("cuda", {"block-size": 128}, {}) == platform_rules(None, {}, {}) == ()
 
 
 def test_flags_without_a_possible_value_end_it(tmp_path):
@@ -301,3 +302,18 @@ def test_a_file_that_cannot_be_read_has_only_its_own_error(tmp_path):
         with pytest.raises(ConfigError) as plain:
             load_config(path)
         assert str(told.value) == str(plain.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({"args": "block-size: 48"}, r"space\.yaml:5: serve\.args\.block-size: breaks the rule 'block-size % 32 == 0'"),
+        ({"search": "baseline: {block-size: 16}"}, r"space\.yaml:8: search\.baseline\.block-size: breaks the rule"),
+        ({"search": "enqueue: [{block-size: 16}]"}, r"space\.yaml:8: search\.enqueue\.0\.block-size: breaks the rule"),
+    ],
+)
+def test_what_this_platform_cannot_have_is_told_before_a_launch(
+    tmp_path: Path, given: dict[str, str], place: str
+) -> None:
+    with pytest.raises(ConfigError, match=place):
+        asked(tmp_path, "    max-num-seqs: [8, 16]", **given)
