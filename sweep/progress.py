@@ -191,7 +191,9 @@ def _value(event: Event) -> str:
 
 
 def _place(event: Event) -> str:
-    return f"#{event.trial}" if event.total is None else f"#{event.trial} of {event.total}"
+    # A skipped one is no trial of those that were planned.
+    skipped = event.outcome is not None and event.outcome.state == "skipped"
+    return f"#{event.trial}" if event.total is None or skipped else f"#{event.trial} of {event.total}"
 
 
 def _running(running: dict[int, Running], event: Event, now_s: float) -> dict[int, Running]:

@@ -11,7 +11,7 @@ import pytest
 
 from sweep.model import Event
 from sweep.progress import Status, event_line, finished_line, open_progress
-from tests.report.studies import complete, failed, judge, level
+from tests.report.studies import complete, failed, judge, level, skipped
 
 
 def finished(outcome, **more) -> Event:
@@ -23,6 +23,12 @@ def test_an_infeasible_trial_says_why() -> None:
     assert finished_line(event) == (
         "#3 of 12  infeasible  out of memory: no room for the KV cache  gpu-memory-utilization=0.01"
     )
+
+
+def test_a_skipped_trial_gives_its_reason_with_the_numbers() -> None:
+    reason = "trial 2 found only 70.2 of 79.2 GiB free; this asks for 73.0"
+    line = finished_line(finished(skipped(3, {"gpu-memory-utilization": 0.93}, reason=reason), total=12))
+    assert line == f"#3  skipped  {reason}  gpu-memory-utilization=0.93"
 
 
 def test_a_better_trial_says_how_much() -> None:

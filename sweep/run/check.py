@@ -59,19 +59,22 @@ def check_document(config: SweepConfig, *, ask_vllm: bool) -> dict[str, Any]:
     }
 
 
-def _too_large(config: SweepConfig, known: Knowledge) -> dict[str, dict[str, Any]]:
-    """Return of each swept flag the values that no memory is there for, the other flags being the baseline's.
+def _too_large(config: SweepConfig, known: Knowledge) -> dict[str, list[dict[str, Any]]]:
+    """Return of each swept flag the values that do not fit, by how they do not, the other flags being the baseline's.
 
     Where the baseline itself does not fit, its other flags may be to blame, and nothing is said.
     """
     if not config.memory.skip or known.impossible(config.baseline):
         return {}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for name, values in values_to_ask(config).items():
-        short = [(value, why) for value in values if (why := known.impossible({**config.baseline, name: value}))]
-        short = [(value, why) for value, why in short if why.kind.startswith("oom_")]
-        if short:
-            found[name] = {"values": [value for value, _ in short], "reason": short[0][1].evidence}
+        kinds: dict[str, dict[str, Any]] = {}
+        for value in values:
+            why = known.impossible({**config.baseline, name: value})
+            if why is not None and why.kind.startswith("oom_"):
+                kinds.setdefault(why.kind, {"values": [], "reason": why.evidence})["values"].append(value)
+        if kinds:
+            found[name] = list(kinds.values())
     return found
 
 
@@ -106,9 +109,10 @@ def check_text(document: dict[str, Any]) -> str:
     lines += ["", f"Command: {document['command']}"]
     lines += _checked_against(document)
     lines += [document["memory"]] if document["memory"] else []
-    for name, found in document["too_large"].items():
-        values = ", ".join(map(flag_value, found["values"]))
-        lines += [f"Note: search.params.{name}: {values}: {found['reason']}. Such configurations are skipped."]
+    for name, groups in document["too_large"].items():
+        for group in groups:
+            values = ", ".join(map(flag_value, group["values"]))
+            lines += [f"Note: search.params.{name}: {values}: {group['reason']}. Such configurations are skipped."]
     for name, groups in document["same_config"].items():
         for group in groups:
             values = ", ".join(map(flag_value, group))

@@ -53,8 +53,15 @@ _PREFIX = re.compile(
 _MAX_PREFIXES = 8
 _CODE_INDENT = " " * 4
 _LETTERS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
-# The keys under which collectors keep the message when they write JSON.
+# The keys under which collectors keep the message when they write JSON, and those of Python's loggers beside it.
 _JSON_MESSAGE = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
+_JSON_TRACEBACK = ("exc_info", "exc_text")
+_JSON_BEGINS = re.compile(r"\s*\{\s*\"")
+# What users asked and were answered tells nothing of the server, whatever words stand in it.
+_PROMPT = re.compile(
+    rb"[\]\"|] ?(?:Received request|Generated response|Request) [\w.-]{1,200}(?: \([^)]{0,40}\))?:? "
+    rb"(?:prompt|output|details)\b"
+)
 
 
 class Line(NamedTuple):
@@ -69,17 +76,22 @@ class Line(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A line that holds words looked for. number: from 1. ahead: the raw lines after it. before: the raw one before."""
+    """A line that holds words looked for. number: from 1. ahead: the raw lines after it. before: the raw one before.
+
+    head: the beginning of the record of which this is a later piece; its level counts.
+    """
 
     number: int
     words: list[bytes]
     raw: bytes
     ahead: list[bytes]
     before: bytes
+    head: bytes = b""
 
     @property
     def line(self) -> Line:
-        return strip(self.raw.decode(errors="replace"))
+        line = strip(self.raw.decode(errors="replace"))
+        return line._replace(level=strip(self.head.decode(errors="replace")).level) if self.head else line
 
     @property
     def wrapped(self) -> str:
@@ -89,7 +101,8 @@ class Found(NamedTuple):
 
 def strip(line: str) -> Line:
     """Take the prefixes off a line."""
-    line = _from_json(line)
+    if _JSON_BEGINS.match(line):
+        line = _of_json(line) or line
     if "\x1b" in line or "\x9b" in line:
         line = _ANSI.sub("", line)
     level = None
@@ -109,21 +122,30 @@ def strip(line: str) -> Line:
     return Line(level, line[at:].strip(), line.startswith(_CODE_INDENT, at))
 
 
-def _from_json(line: str) -> str:
-    if not line.lstrip().startswith('{"'):
-        return line
-    with suppress(ValueError, RecursionError):
+def _of_json(line: str) -> str | None:
+    """Return the message of a record in JSON, its level before it and its traceback behind it; None for other JSON."""
+    try:
         document = json.loads(line)
-        for key in _JSON_MESSAGE:
-            if isinstance(message := document.get(key), str):
-                return message
-    return line
+    except (ValueError, RecursionError):
+        return None
+    message = next((text for key in _JSON_MESSAGE if isinstance(text := document.get(key), str)), None)
+    if message is None:
+        return None
+    for key in _JSON_TRACEBACK:
+        trace = document.get(key)
+        lines = trace if isinstance(trace, list) else [trace]
+        message += "".join(f"\n{text}" for text in lines if isinstance(text, str))
+    # Python's own name for it is the level that the program gave; a collector calls everything INFO.
+    said, told = (str(document.get(key, "")).upper() for key in ("levelname", "level"))
+    told = told if "level" in document else str(document.get("severity", "")).upper()
+    level = said or ("" if told in {"INFO", "DEBUG"} else told)
+    return f"{level}: {message}" if re.fullmatch(_LEVEL, level) else message
 
 
 def opened(log: Path | str | BinaryIO) -> Iterator[bytes]:
     """Yield the log's bytes in blocks: of a path, of a text, of an open stream. A log that cannot be read is empty."""
     if isinstance(log, str):
-        data = log.encode(errors="replace")
+        data = log.removeprefix("\ufeff").encode(errors="replace")
         yield from (data[at : at + _BLOCK_BYTES] for at in range(0, len(data), _BLOCK_BYTES))
     elif isinstance(log, Path):
         with suppress(OSError), log.open("rb") as file:
@@ -133,13 +155,25 @@ def opened(log: Path | str | BinaryIO) -> Iterator[bytes]:
 
 
 def _transcoded(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield blocks of UTF-8, also of a log that PowerShell has redirected (UTF-16)."""
+    """Yield blocks of UTF-8 without a byte order mark, also of a log that PowerShell has redirected (UTF-16)."""
     block = stream.read(_BLOCK_BYTES)
-    wide = block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace") if wide else None
+    wide = _wide(block[:_PIECE_BYTES])
+    decoder = codecs.getincrementaldecoder(wide)(errors="replace") if wide else None
+    for mark in (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        block = block.removeprefix(mark)
     while block:
         yield decoder.decode(block).encode(errors="replace") if decoder else block
         block = stream.read(_BLOCK_BYTES)
+
+
+def _wide(start: bytes) -> str | None:
+    """Return which UTF-16 this is. In most of it every other byte is zero; a mark alone proves nothing."""
+    even, odd = start[::2].count(0), start[1::2].count(0)
+    if start.startswith(codecs.BOM_UTF16_LE) or (even * 10 < odd and odd * 4 > len(start)):
+        return "utf-16-le" if odd else None
+    if start.startswith(codecs.BOM_UTF16_BE) or (odd * 10 < even and even * 4 > len(start)):
+        return "utf-16-be" if even else None
+    return None
 
 
 class Reader:
@@ -168,9 +202,9 @@ class Reader:
     def _search(self, body: bytes, rest: bytes) -> Iterator[Found]:
         begun, before = self._lines, self.last
         self._lines += body.count(b"\n")
-        self.last = next((part for part in reversed(body.rsplit(b"\n", 8)) if part.strip()), before)[-_PIECE_BYTES:]
+        self.last = next((part for part in reversed(body.rsplit(b"\n", 8)) if part.strip()), before)[:_PIECE_BYTES]
         lines = body.split(b"\n")
-        shapes = [line.translate(None, _DIGITS) for line in lines]
+        shapes = body.translate(None, _DIGITS).split(b"\n")
         by_shape = self._words_of(set(shapes))
         numbers = [word for word in (*self.any_level, *self.loud) if _has_digits(word) and word in body]
         if not by_shape and not numbers:
@@ -180,10 +214,13 @@ class Reader:
             words = by_shape.get(shape, [])
             if numbers:
                 words = words + [word for word in numbers if word in line]
-            for piece in _pieces(line) if words else ():
+            pieces = _pieces(line) if words else []
+            for at, (piece, head) in enumerate(pieces):
                 if found := [word for word in words if word in piece]:
-                    ahead = [part[:_PIECE_BYTES] for part in following[i + 1 : i + 1 + _AHEAD]]
-                    yield Found(begun + i + 1, found, piece, ahead, lines[i - 1][-_PIECE_BYTES:] if i else before)
+                    ahead = [part for part, _ in pieces[at + 1 : at + 1 + _AHEAD]]
+                    ahead += [part[:_PIECE_BYTES] for part in following[i + 1 : i + 1 + _AHEAD - len(ahead)]]
+                    above = pieces[at - 1][0] if at else lines[i - 1][:_PIECE_BYTES] if i else before
+                    yield Found(begun + i + 1, found, piece, ahead, above, head)
 
     def _words_of(self, shapes: Collection[bytes]) -> dict[bytes, list[bytes]]:
         """Return the lines that hold words looked for, with these; all without their digits, and so far fewer."""
@@ -200,6 +237,8 @@ def _has_digits(word: bytes) -> bool:
 
 def _is_quiet(shape: bytes) -> bool:
     """Return whether it is certainly an INFO record of vLLM or uvicorn. A log collector may call an error INFO."""
+    if b"\r" in shape[:-1]:
+        return all(_is_quiet(part) for part in shape.split(b"\r") if part)
     return (b"INFO - ::" in shape or b"INFO:     " in shape) and b"ERROR" not in shape
 
 
@@ -232,11 +271,20 @@ def _cut(kept: bytes) -> int:
     return at + 1
 
 
-def _pieces(line: bytes) -> Iterator[bytes]:
-    """Yield what one line of a file holds: a progress bar is as many lines as it was drawn; a huge line is cut."""
+def _pieces(line: bytes) -> list[tuple[bytes, bytes]]:
+    """Return what one line of a file holds, and for later pieces of a record how it begins.
+
+    A progress bar is as many lines as it was drawn, a huge line is cut, and JSON may hold a message of many lines.
+    """
+    if _PROMPT.search(line, 0, _RECORD_WITHIN):
+        return []
+    if line.lstrip()[:1] == b"{" and (text := _of_json(line.decode(errors="replace"))):
+        first, *others = text.encode(errors="replace").split(b"\n")
+        return [(first, b""), *((other, first) for other in others)]
     if len(line) <= _PIECE_BYTES and b"\r" not in line:
-        yield line
-        return
-    for part in line.split(b"\r"):
-        for at in range(0, len(part), _PIECE_BYTES):
-            yield part[at : at + _PIECE_BYTES]
+        return [(line, b"")]
+    return [
+        (part[at : at + _PIECE_BYTES], part[:_PIECE_BYTES] if at else b"")
+        for part in line.split(b"\r")
+        for at in range(0, len(part), _PIECE_BYTES)
+    ]

@@ -70,6 +70,11 @@ def failed(
     return Outcome(trial, "search", flags, measured, "2026-03-01T22:10:00+00:00")
 
 
+def skipped(trial: int, flags: Flags, *, kind: FailureKind = "oom_kv_cache_none", reason: str = "no room") -> Outcome:
+    measured = Measured("skipped", failure=Failure(kind, "prune", reason, "No launch was spent on it."))
+    return Outcome(trial, "search", flags, measured, "2026-03-01T22:20:00+00:00")
+
+
 def judge(outcome: Outcome) -> Verdict:
     levels = outcome.measured.levels
     return Verdict(levels[-1], levels[-1].output_tps, slo_met=True) if levels else Verdict(None, None, None)

@@ -9,7 +9,7 @@ from sweep.model import ClientStats, ServerStats
 from sweep.report.figures import LOW_N_WORDS, compare, objective_interval
 from sweep.report.limits import limits
 from sweep.report.summary import CAUTION, closing, failure_groups, headline, state_counts, summary_text, write_summary
-from tests.report.studies import complete, failed, level, missed, study, typical
+from tests.report.studies import complete, failed, level, missed, skipped, study, typical
 
 
 def test_the_best_stands_beside_the_baseline() -> None:
@@ -103,6 +103,15 @@ def test_only_failures_and_nothing_at_all_still_read_well() -> None:
     assert "Unfinished" in summary_text(empty)
     assert state_counts(empty) == "no trials"
     assert "vllm serve" not in closing(empty)
+
+
+def test_what_was_skipped_stands_apart_with_its_reason() -> None:
+    reason = "of the 7.9 GiB that gpu-memory-utilization 0.1 gives, nothing is left for the cache"
+    spared = skipped(1, {}, reason=reason), skipped(2, {})
+    text = summary_text(study(complete(0, {}, label="baseline"), *spared, failed(3, {})))
+    assert f"## Skipped without a launch\n\n- out of memory: no room for the KV cache (trial 1, 2): {reason}" in text
+    assert "| 3 " in text[text.index("## What failed") : text.index("## Skipped")]
+    assert "1, 2" not in text[text.index("## What failed") : text.index("## Skipped")]
 
 
 def test_the_closing_gives_the_command_and_the_paths() -> None:

@@ -16,6 +16,7 @@ from sweep.run.check import check_document, check_text
 from sweep.run.flag_check import load_space
 from sweep.run.preflight import Preflight, known_before, preflight
 from sweep.run.value_check import ValueCheck, _blamed, _spread, platform_rules
+from sweep.tiny_model import make
 
 FAKE = Path(__file__).parents[1] / "fakes" / "installed"
 KNOWN = (
@@ -225,6 +226,20 @@ def test_check_tells_what_it_has_found(tmp_path):
     assert "Note: search.params.tensor-parallel-size: vLLM refuses 3: Total number" in text
     assert "Note: search.params.max-num-seqs: 64, 128 give the engine the same configuration." in text
     assert "vLLM 0.99.0, platform cpu" in text
+
+
+def test_check_tells_what_there_is_no_memory_for(tmp_path):
+    make(tmp_path / "model")
+    params = "    gpu-memory-utilization: [0.001, 0.1, 0.999]\n    max-num-seqs: [16, 64]"
+    told = space(tmp_path, params, search="baseline: {gpu-memory-utilization: 0.1}", model=str(tmp_path / "model"))
+    document = check_document(told, ask_vllm=True)
+    assert "leaves" in document["memory"]
+    small, large = document["too_large"].pop("gpu-memory-utilization")
+    assert (small["values"], large["values"]) == ([0.001], [0.999])
+    assert document["too_large"] == {}
+    assert "Note: search.params.gpu-memory-utilization: 0.999: gpu-memory-utilization 0.999 asks" in check_text(
+        document
+    )
 
 
 @given(st.integers(1, 10_000), st.integers(2, 200))
