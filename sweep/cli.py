@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
     except SweepError as error:
         _say(f"error: {error}")
+        if getattr(args, "json", False):
+            _print_json({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
     except KeyboardInterrupt:
         return 130
