@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from sweep.memory.sizes import size_of
+
 Config: TypeAlias = Mapping[str, Any]
 
-_MOST_LAYERS = 10_000  # beyond, a config is damaged
+_MOST_LAYERS, _LARGEST = 10_000, 2**40  # beyond, a config is damaged
+# Keys that may limit a request (vllm/config/model.py, `_get_and_verify_max_len`).
+_LENGTHS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
+    "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
 
 # The biases and the extra norms of families that differ from Llama in them; others follow their config's own keys.
 _QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"})
@@ -87,7 +94,7 @@ class Architecture:
 def read_architecture(config: Config) -> Architecture:
     """Read a config.json. Raises KeyError, TypeError or ValueError where it is not that of a language model."""
     text = text_config(config)
-    layer_count, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
+    layer_count, heads = _whole(text["num_hidden_layers"]), _whole(text["num_attention_heads"])
     unknown = _unlike(text)
     if not 0 < layer_count <= _MOST_LAYERS:
         raise ValueError(f"a model of {layer_count} layers")
@@ -98,9 +105,9 @@ def read_architecture(config: Config) -> Architecture:
     return Architecture(
         model_type=str(text.get("model_type", config.get("model_type", ""))),
         attention=_attention(text, heads),
-        hidden=int(text["hidden_size"]),
+        hidden=_whole(text["hidden_size"]),
         intermediate=_widest(text),
-        vocab=int(text["vocab_size"]),
+        vocab=_whole(text["vocab_size"]),
         heads=heads,
         layer_count=layer_count,
         layers=layers,
@@ -108,7 +115,7 @@ def read_architecture(config: Config) -> Architecture:
         parameters=counted,
         exact=text.get("model_type") in _COUNTED and text is config,
         dtype=str(_first(text, "dtype", "torch_dtype") or _first(config, "dtype", "torch_dtype") or "float32"),
-        max_len_tokens=text.get("max_position_embeddings"),
+        max_len_tokens=_max_len(text),
     )
 
 
@@ -125,6 +132,19 @@ def _first(config: Config, *keys: str) -> Any:
     return next((config[key] for key in keys if config.get(key) is not None), None)
 
 
+def _whole(value: Any, least: int = 1) -> int:
+    """Return a size as configs have them. Raises ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= _LARGEST or value % 1:
+        raise ValueError(f"{value!r:.50} is no size")
+    return int(value)
+
+
+def _max_len(text: Config) -> int | None:
+    """Return the longest request, as far as the config tells: of several keys vLLM takes the one that allows least."""
+    told = [size for key in _LENGTHS if (size := size_of(text.get(key))) is not None]
+    return min(told, default=None)
+
+
 def _is_mla(text: Config) -> bool:
     return text.get("kv_lora_rank") is not None
 
@@ -139,29 +159,34 @@ def _attention(text: Config, heads: int) -> Literal["MHA", "GQA", "MQA", "MLA"]:
 def _kv_heads(text: Config) -> int:
     if text.get("multi_query"):
         return 1
-    return int(_first(text, "num_key_value_heads", "num_kv_heads", "n_head_kv") or text["num_attention_heads"])
+    return _whole(_first(text, "num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_heads"))
 
 
 def _head_dim(text: Config) -> int:
-    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+    if text.get("head_dim") is not None:
+        return _whole(text["head_dim"])
+    return _whole(text["hidden_size"]) // _whole(text["num_attention_heads"])
 
 
 def _unlike(text: Config) -> str | None:
     for key, words in _UNLIKE:
         if text.get(key):
             return f"it has {words}"
+    pattern = text.get("sliding_window_pattern")
+    if text.get("sliding_window") and pattern is not None and not isinstance(pattern, int):
+        return "it has windows in a pattern of its own"
     kinds = {str(kind) for kind in text.get("layer_types") or ()} - {"full_attention", "sliding_attention"}
     return f"it has layers of the kind {min(kinds)!r}" if kinds else None
 
 
 def _layers(text: Config, count: int) -> tuple[Layer, ...]:
     if _is_mla(text):
-        latent = int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"])
+        latent = _whole(text["kv_lora_rank"]) + _whole(text["qk_rope_head_dim"])
         return (Layer("mla", 1, latent),) * count
     kv_heads, elements = _kv_heads(text), 2 * _head_dim(text)
     window = text.get("sliding_window")
     return tuple(
-        Layer("sliding", kv_heads, elements, int(window)) if slides and window else Layer("full", kv_heads, elements)
+        Layer("sliding", kv_heads, elements, _whole(window)) if slides and window else Layer("full", kv_heads, elements)
         for slides in _sliding(text, count)
     )
 
@@ -181,23 +206,28 @@ def _sliding(text: Config, count: int) -> list[bool]:
     if isinstance(pattern, int) and pattern > 1:
         return [(i + 1) % pattern != 0 for i in range(count)]
     # Qwen2 names the layers below which all is full attention; what has no pattern slides everywhere (Mistral).
-    full_below = int(text.get("max_window_layers") or 0) if text.get("use_sliding_window") else 0
+    full_below = _whole(text.get("max_window_layers") or 0, least=0) if text.get("use_sliding_window") else 0
     return [i >= full_below for i in range(count)]
 
 
 def _widest(text: Config) -> int:
     """Return the widest MLP that one token passes through: of a mixture, all the experts that it is sent to."""
-    dense = int(_first(text, "intermediate_size", "ffn_hidden_size", "n_inner") or 4 * text["hidden_size"])
+    dense = _dense(text)
     chosen = _first(text, "num_experts_per_tok", "experts_per_token")
     if not chosen:
         return dense
-    return max(dense, int(text.get("moe_intermediate_size") or dense) * int(chosen))
+    return max(dense, _whole(text.get("moe_intermediate_size") or dense) * _whole(chosen))
+
+
+def _dense(text: Config) -> int:
+    width = _first(text, "intermediate_size", "ffn_hidden_size", "n_inner")
+    return 4 * _whole(text["hidden_size"]) if width is None else _whole(width)
 
 
 def _parameters(text: Config, count: int) -> int:
     """Count the parameters of the language model, its input and output embeddings among them."""
-    hidden, family = int(text["hidden_size"]), str(text.get("model_type"))
-    embeddings = int(text["vocab_size"]) * hidden * (1 if _tied(text, family) else 2)
+    hidden, family = _whole(text["hidden_size"]), str(text.get("model_type"))
+    embeddings = _whole(text["vocab_size"]) * hidden * (1 if _tied(text, family) else 2)
     norms = (4 if family in _FOUR_NORMS else 2) * hidden
     attention = _mla_parameters(text) if _is_mla(text) else _attention_parameters(text, family)
     mlps = sum(_mlp_parameters(text, family, layer) for layer in range(count))
@@ -210,7 +240,7 @@ def _tied(text: Config, family: str) -> bool:
 
 
 def _attention_parameters(text: Config, family: str) -> int:
-    hidden, heads, dim = int(text["hidden_size"]), int(text["num_attention_heads"]), _head_dim(text)
+    hidden, heads, dim = _whole(text["hidden_size"]), _whole(text["num_attention_heads"]), _head_dim(text)
     queries, keys = heads * dim, _kv_heads(text) * dim
     total = 2 * hidden * queries + 2 * hidden * keys
     if family in _QKV_BIAS or text.get("attention_bias"):
@@ -225,27 +255,27 @@ def _attention_parameters(text: Config, family: str) -> int:
 
 
 def _mla_parameters(text: Config) -> int:
-    hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
-    latent, rope = int(text["kv_lora_rank"]), int(text["qk_rope_head_dim"])
-    nope, value = int(text["qk_nope_head_dim"]), int(text["v_head_dim"])
-    rank = text.get("q_lora_rank")
+    hidden, heads = _whole(text["hidden_size"]), _whole(text["num_attention_heads"])
+    latent, rope = _whole(text["kv_lora_rank"]), _whole(text["qk_rope_head_dim"])
+    nope, value = _whole(text["qk_nope_head_dim"]), _whole(text["v_head_dim"])
+    rank = _whole(text["q_lora_rank"]) if text.get("q_lora_rank") else 0
     queries = heads * (nope + rope)
     asked = hidden * rank + rank + rank * queries if rank else hidden * queries
     kept = hidden * (latent + rope) + latent + latent * heads * (nope + value)
-    return int(asked + kept + heads * value * hidden)
+    return asked + kept + heads * value * hidden
 
 
 def _mlp_parameters(text: Config, family: str, layer: int) -> int:
-    hidden = int(text["hidden_size"])
-    dense = 3 * hidden * int(_first(text, "intermediate_size", "ffn_hidden_size", "n_inner") or 4 * hidden)
+    hidden = _whole(text["hidden_size"])
+    dense = 3 * hidden * _dense(text)
     experts = _first(text, "num_local_experts", "n_routed_experts", "num_experts")
-    if not experts or layer < int(text.get("first_k_dense_replace") or 0):
+    if not experts or layer < _whole(text.get("first_k_dense_replace") or 0, least=0):
         return dense
-    width = int(text.get("moe_intermediate_size") or text["intermediate_size"])
+    width = _whole(text.get("moe_intermediate_size") or text["intermediate_size"])
     one = 3 * hidden * width
-    total = int(experts) * (one + hidden) + int(text.get("n_shared_experts") or 0) * one
+    total = _whole(experts) * (one + hidden) + _whole(text.get("n_shared_experts") or 0, least=0) * one
     if text.get("topk_method") == "noaux_tc":
-        total += int(experts)  # the correction that balances the experts
+        total += _whole(experts)  # the correction that balances the experts
     if family == "gpt_oss":
-        total += int(experts) * (2 * width + hidden + 1)  # biases of experts and router
+        total += _whole(experts) * (2 * width + hidden + 1)  # biases of experts and router
     return total

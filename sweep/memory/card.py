@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sweep.memory.architecture import Architecture, read_architecture
+from sweep.memory.json_file import UNREADABLE, read_object
+from sweep.memory.sizes import number_of
 from sweep.memory.weights import ELEMENT_BYTES, Weights, read_weights
 
+_MOST_BITS = 64
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 
@@ -62,26 +64,36 @@ class ModelCard:
             )
         )
 
+    def least_bytes(self, dtype: object = "auto") -> int:
+        """Return the least that the language model itself takes of what its files hold.
+
+        Some hold more than is loaded: an output embedding that is tied, layers that predict a second token, a part that
+        sees images. What the config's own sizes make up is loaded in any case.
+        """
+        loaded = self.loaded_bytes(dtype)
+        if self.quantization is not None:
+            return loaded
+        return min(loaded, self.architecture.parameters * self.dtype_bytes(dtype))
+
 
 def read_card(model: str, revision: str | None = None, env: Mapping[str, str] | None = None) -> ModelCard | None:
     """Return the card of a model in a folder or in the Hugging Face cache; None where it is not on this machine.
 
     env: the environment of the server, over that of this process; HF_HUB_CACHE and HF_HOME say where the cache is.
     """
-    folder = find(model, revision, {**os.environ, **(env or {})})
-    if folder is None:
-        return None
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return card_of(model, config, read_weights(folder))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        folder = find(model, revision, {**os.environ, **(env or {})})
+        if folder is None:
+            return None
+        return card_of(model, read_object(folder / "config.json"), read_weights(folder))
+    except UNREADABLE:
         return None
 
 
 def card_of(model: str, config: Mapping[str, Any], weights: Weights | None = None) -> ModelCard:
     """Return the card that a config.json and what is known of the weights make.
 
-    Raises KeyError, TypeError or ValueError where the config is not that of a language model.
+    Raises one of UNREADABLE where the config is not that of a language model.
     """
     architecture = read_architecture(config)
     quantization = _quantization(config)
@@ -92,7 +104,7 @@ def card_of(model: str, config: Mapping[str, Any], weights: Weights | None = Non
 
 
 def find(model: str, revision: str | None, env: Mapping[str, str]) -> Path | None:
-    """Return the folder of a model's files, or None."""
+    """Return the folder of a model's files, or None. Raises one of UNREADABLE where it cannot be looked for."""
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
         return folder
@@ -118,6 +130,8 @@ def _stored_bytes(config: Mapping[str, Any], architecture: Architecture) -> floa
     told = config.get("quantization_config")
     if not isinstance(told, Mapping):
         return _DTYPE_BYTES.get(architecture.dtype, 2)
-    if bits := told.get("bits"):
-        return float(bits) / 8 + 0.06
+    if (bits := number_of(told.get("bits"))) is not None:
+        if not 0 < bits <= _MOST_BITS:
+            raise ValueError(f"weights of {bits:g} bits")
+        return bits / 8 + 0.06
     return {"fp8": 1.0, "mxfp4": 0.66, "awq": 0.56, "gptq": 0.56}.get(str(told.get("quant_method")), 1.0)

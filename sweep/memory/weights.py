@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sweep.memory.json_file import UNREADABLE, read_json, read_object
+
 # Of one element, by the names that the format gives its types.
 ELEMENT_BYTES: dict[str, float] = {
-    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "BOOL": 1, "F4": 0.5,
+    "C64": 8, "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "I8": 1, "U8": 1, "BOOL": 1,
+    "F6_E2M3": 0.75, "F6_E3M2": 0.75, "F4": 0.5,
 }  # fmt: skip
-_LONGEST_HEADER = 100_000_000  # the format's own limit
+# Of all files together: parsing more would take seconds. The largest models have 20 MB; the format allows 100 a file.
+_LONGEST_HEADERS = 32_000_000
+_LARGEST = 2**60
 
 
 class Weights(NamedTuple):
-    """file_bytes: of all tensors as they are stored. elements: how many of each type; None of an index alone."""
+    """file_bytes: of all tensors as they are stored. elements: how many of each type; None where that is not known."""
 
     file_bytes: int
     elements: dict[str, int] | None
@@ -29,46 +33,65 @@ def read_weights(folder: Path) -> Weights | None:
     The headers are exact. The index stands in for them where not all files are there.
     """
     files = _files(folder)
-    try:
-        if files and all(file.is_file() for file in files):
-            return _of_headers(files)
-        total = _index(folder).get("metadata", {}).get("total_size")
-        return Weights(int(total), None) if total else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    for look in (lambda: _of_headers(files), lambda: _of_index(folder)):
+        try:
+            return look()
+        except UNREADABLE:
+            continue
+    return None
 
 
-def _index(folder: Path) -> dict[str, dict[str, str]]:
-    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-    return index if isinstance(index, dict) else {}
+def _index(folder: Path) -> dict[str, Any]:
+    return read_object(folder / "model.safetensors.index.json")
+
+
+def _of_index(folder: Path) -> Weights:
+    return Weights(_count(_index(folder)["metadata"]["total_size"], least=1), None)
 
 
 def _files(folder: Path) -> list[Path]:
     """Return the files that the index names, or else the one model file; repositories may hold copies besides."""
     try:
         return [folder / name for name in sorted(set(_index(folder)["weight_map"].values()))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
+        pass
+    try:
         single = folder / "model.safetensors"
         return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    except UNREADABLE:
+        return []
 
 
 def _of_headers(files: list[Path]) -> Weights:
     elements: Counter[str] = Counter()
-    total = 0
+    total, room = 0, _LONGEST_HEADERS
+    if not files:
+        raise ValueError("there are no files")
     for file in files:
-        for tensor in _header(file).values():
-            elements[tensor["dtype"]] += prod(tensor["shape"])
-            start, end = tensor["data_offsets"]
-            total += end - start
-    return Weights(total, dict(elements))
+        header, length = _header(file, room)
+        room -= length
+        for tensor in header.values():
+            elements[str(tensor["dtype"])] += prod(_count(size) for size in tensor["shape"])
+            start, end = map(_count, tensor["data_offsets"])
+            total += _count(end - start)
+    known = all(kind in ELEMENT_BYTES for kind in elements)
+    return Weights(_count(total, least=1), dict(elements) if known else None)
 
 
-def _header(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the tensors that a file describes. The format: 8 bytes with the header's length, then it, as JSON."""
+def _header(file: Path, room: int) -> tuple[dict[str, Any], int]:
+    """Return the tensors that a file describes, and the header's length. The format: 8 bytes with that, then JSON."""
+    if not file.is_file():
+        raise ValueError(f"{file.name} is not there")
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= _LONGEST_HEADER:
-            raise ValueError(f"{file.name} is no safetensors file")
-        header = json.loads(stream.read(length))
+        if not 2 <= length <= room:
+            raise ValueError(f"{file.name} is no safetensors file, or has too many tensors")
+        header = read_json(stream.read(length))
     header.pop("__metadata__", None)
-    return header  # type: ignore[no-any-return]
+    return header, length
+
+
+def _count(value: object, least: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+        raise ValueError(f"{value!r:.50} is no size")
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -12,17 +13,20 @@ from typing import Any, Literal, TypeAlias
 from sweep.run.doctor_line import Check, failure, ok, warning
 
 _TIMEOUT_S = 5.0
+_LONGEST_HEADER = 100_000_000  # as safetensors itself has it
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 Place: TypeAlias = Literal["folder", "no folder", "cached", "partly cached", "not cached", "elsewhere"]
+
+_THERE: dict[Place, str] = {"folder": "on this machine", "cached": "in the cache"}
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """place: where its files are. offline: the environment forbids to ask the hub. token: whether there is one.
 
-    answer: the hub's HTTP status, or why it could not be asked; None where it was not.
+    answer: the hub's HTTP status, or why it could not be asked; None where it was not. damage: what its files lack.
     """
 
     name: str
@@ -30,16 +34,17 @@ class Model:
     offline: bool
     token: bool
     answer: int | str | None = None
+    damage: str | None = None
 
 
 def find_model(name: str, revision: str | None, env: Mapping[str, str], cache: Path) -> Model:
     """Look for a model's files, and ask the hub about it only where they are not there."""
-    place = _place(name, revision, env, cache)
+    place, folder = _place(name, revision, env, cache)
     offline = any(env.get(key, "").upper() in _TRUE for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     token = _token(env)
     ask = place in {"not cached", "partly cached"} and not offline
     answer = _ask_hub(name, revision, env, token) if ask else None
-    return Model(name, place, offline, token is not None, answer)
+    return Model(name, place, offline, token is not None, answer, _damage(folder) if folder else None)
 
 
 def hub_cache(env: Mapping[str, str]) -> Path:
@@ -53,22 +58,24 @@ def _hub_home(env: Mapping[str, str]) -> Path:
     return Path(env.get("HF_HOME") or f"{caches}/huggingface").expanduser()
 
 
-def _place(name: str, revision: str | None, env: Mapping[str, str], cache: Path) -> Place:
+def _place(name: str, revision: str | None, env: Mapping[str, str], cache: Path) -> tuple[Place, Path | None]:
+    """Return where a model is, and the folder that holds all of it, if there is one."""
     path = Path(name).expanduser()
     if path.is_dir():
-        return "folder" if (path / "config.json").is_file() and _has_weights(path) else "no folder"
+        whole = (path / "config.json").is_file() and _has_weights(path)
+        return ("folder", path) if whole else ("no folder", None)
     if path.is_file():  # one file that holds everything
-        return "folder"
+        return "folder", None
     if ":" not in name and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
-        return "no folder"
+        return "no folder", None
     if ":" in name or env.get("VLLM_USE_MODELSCOPE", "").upper() in _TRUE:
-        return "elsewhere"
+        return "elsewhere", None
     kept = cache / f"models--{name.replace('/', '--')}"
     snapshot = kept / "snapshots" / _commit(kept, revision or "main")
     if not (snapshot / "config.json").is_file():
-        return "not cached"
+        return "not cached", None
     unfinished = any(kept.glob("blobs/*.incomplete"))
-    return "partly cached" if unfinished or not _has_weights(snapshot) else "cached"
+    return ("partly cached", None) if unfinished or not _has_weights(snapshot) else ("cached", snapshot)
 
 
 def _commit(kept: Path, revision: str) -> str:
@@ -80,6 +87,38 @@ def _commit(kept: Path, revision: str) -> str:
 
 def _has_weights(folder: Path) -> bool:
     return any(path.exists() for pattern in _WEIGHTS for path in folder.glob(pattern))
+
+
+def _damage(folder: Path) -> str | None:
+    """Return which of a model's files cannot be what they should be."""
+    name = "config.json"
+    try:
+        config = json.loads((folder / name).read_bytes())
+        if not isinstance(config, dict):
+            return f"{name} holds no settings"
+        for index in folder.glob("*.safetensors.index.json"):
+            name = index.name
+            shards = set(json.loads(index.read_bytes())["weight_map"].values())
+            if missing := sorted(shard for shard in shards if not (folder / shard).exists()):
+                return f"{missing[0]} is missing, which {name} names"
+        for weights in folder.glob("*.safetensors"):
+            name = weights.name
+            if weights.stat().st_size < _safetensors_bytes(weights):
+                return f"{name} is cut off"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"{name} cannot be read"
+    return None
+
+
+def _safetensors_bytes(path: Path) -> int:
+    """Return how long the file has to be: eight bytes, a header of the length that they tell, and the tensors."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError("no header")
+        tensors = json.loads(file.read(length))
+    ends = [tensor["data_offsets"][1] for key, tensor in tensors.items() if key != "__metadata__"]
+    return int(8 + length + max(ends, default=0))
 
 
 def _token(env: Mapping[str, str]) -> str | None:
@@ -121,16 +160,16 @@ def _ask_hub(name: str, revision: str | None, env: Mapping[str, str], token: str
 
 
 def check_model(model: Model) -> list[Check]:
-    if model.place == "folder":
-        return ok("model", f"{model.name} is on this machine")
+    if model.damage:
+        return failure("model", f"{model.name}: {model.damage}", "Download the model again.")
+    if model.place in _THERE:
+        return ok("model", f"{model.name} is {_THERE[model.place]}")
     if model.place == "no folder":
         return failure(
             "model",
             f"{model.name} is not a folder with a config.json and weights",
             "Correct serve.model. (`make sweep` makes the model of the quickstart.)",
         )
-    if model.place == "cached":
-        return ok("model", f"{model.name} is in the cache")
     if model.place == "elsewhere":
         return warning("model", f"{model.name} is not looked for", "See by hand that vLLM can load it from there.")
     kept = "not in the cache" if model.place == "not cached" else "in the cache only in part"

@@ -16,6 +16,7 @@ from sweep.memory.shortage import Shortage
 from sweep.memory.words import estimate_words
 from sweep.model import DeviceMemory, Flags, Outcome, ServerFacts
 from sweep.run import inert
+from sweep.run.bounded import Bounded
 from sweep.run.ledger import gpus_of
 from sweep.run.preflight import Preflight
 from sweep.serve.device import device_memory
@@ -136,4 +137,4 @@ def what_is_known(config: SweepConfig, checked: Preflight) -> Knowledge:
     def see(devices: int) -> DeviceMemory | None:
         return device_memory(env, checked.platform, count=devices)
 
-    return Knowledge(config, checked, see, read_card(config.serve.model, config.serve.revision, env))
+    return Knowledge(config, checked, Bounded(see), read_card(config.serve.model, config.serve.revision, env))

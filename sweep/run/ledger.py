@@ -79,11 +79,11 @@ class Ledger:
 
     @property
     def counted(self) -> int:
-        return sum(outcome.state in COUNTED for outcome in self.outcomes)
+        return sum(outcome.state in COUNTED and not _stopped_all(outcome) for outcome in self.outcomes)
 
     def skipped_in_a_row(self, since: int) -> int:
-        """How many of the last trials in a row were not launched, because they cannot run. since: as below."""
-        states = [outcome.state for outcome in reversed(self.outcomes[since:])]
+        """How many of the last proposals in a row were not launched, because they cannot run. since: as below."""
+        states = [outcome.state for outcome in reversed(self.outcomes[since:]) if outcome.label is None]
         return next((i for i, state in enumerate(states) if state != "skipped"), len(states))
 
     def fruitless_in_a_row(self, since: int) -> int:
@@ -112,3 +112,9 @@ class Ledger:
             if outcome.state == "complete":
                 found.append(sum(t or 0.0 for t in (times.launch_s, times.warmup_s, times.load_s, times.stop_s)))
         return found
+
+
+def _stopped_all(outcome: Outcome) -> bool:
+    """Tell whether a trial stopped the whole sweep: it is run again when that has been mended, so it is no try."""
+    failure = outcome.measured.failure
+    return failure is not None and failure.treatment == "abort_sweep"

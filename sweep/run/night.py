@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
@@ -93,6 +93,7 @@ async def run_study(
         # Out of time is not done: the same command goes on with it.
         complete = ledger.counted >= config.run.trials or sweep.exhausted
         notes = [*sweep.notes, f"The search ended: {reason}.", *doubts(ledger)]
+        store.write_end(len(ledger.outcomes), complete=complete, notes=notes)
         view = build_view(config, store, ledger, complete=complete, notes=notes)
         emit(Event("note", text="Writing the report …"))
         await write_all(view, store, config)
@@ -103,6 +104,7 @@ async def _close_early(sweep: Sweep, stop: BaseException) -> None:
     """Leave the report behind, whatever ended the search."""
     reason = str(stop) if isinstance(stop, SweepError) else "it was interrupted; the same command goes on with it"
     notes = [*sweep.notes, f"The search stopped early: {reason}"]
+    sweep.store.write_end(len(sweep.ledger.outcomes), complete=False, notes=notes)
     view = build_view(sweep.config, sweep.store, sweep.ledger, complete=False, notes=notes)
     await write_all(view, sweep.store, sweep.config, prove=False)
 
@@ -133,13 +135,13 @@ def plan_text(config: SweepConfig, trace_s: float | None, ledger: Ledger | None 
     )
 
 
-async def rebuild(root: Path, notes: Sequence[str] = ()) -> StudyView:
-    """Make every derived file of a study again, from its outcomes alone."""
+async def rebuild(root: Path) -> StudyView:
+    """Make every derived file of a study again, from its outcomes and from what is kept of its end."""
     store = Store(root)
     config = config_from_data(store.config_data(), root / "config.yaml")
     ledger = Ledger(config.objective, config.serve.args, store.outcomes())
-    complete = ledger.counted >= config.run.trials
-    view = build_view(config, store, ledger, complete=complete, notes=[*notes, *doubts(ledger)])
+    complete, kept = store.end(len(ledger.outcomes)) or (ledger.counted >= config.run.trials, doubts(ledger))
+    view = build_view(config, store, ledger, complete=complete, notes=kept)
     await write_all(view, store, config)
     return view
 

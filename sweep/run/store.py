@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +127,18 @@ class Store:
 
     def workload(self) -> dict[str, Any]:
         return self._json("workload.json")
+
+    def write_end(self, trials: int, *, complete: bool, notes: Sequence[str]) -> None:
+        """Keep how the last call of the sweep ended, with `trials` outcomes; `report` cannot know it from these."""
+        document = {"trials": trials, "complete": complete, "notes": list(notes)}
+        write_atomic(self.root / "end.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+    def end(self, trials: int) -> tuple[bool, list[str]] | None:
+        """Return whether the study was complete, and the notes, if there have been no more outcomes since."""
+        end = self._json("end.json")
+        if end.get("trials") != trials:
+            return None
+        return bool(end.get("complete")), [str(note) for note in end.get("notes", ())]
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.root / name

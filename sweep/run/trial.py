@@ -20,7 +20,8 @@ from sweep.load.workload import Level, LoadSection
 from sweep.measure.prom import GAUGES, cache_config, total
 from sweep.measure.scrape import Scraper
 from sweep.measure.warmup import MeasureSection
-from sweep.model import Job, LevelStats, LoadRun, Measured, PhaseTimes, State
+from sweep.model import DeviceMemory, Job, LevelStats, LoadRun, Measured, PhaseTimes, State
+from sweep.run.bounded import Bounded
 from sweep.run.ledger import gpus_of
 from sweep.run.measuring import first_error, measure_level
 from sweep.run.rate_search import SATURATED_S, SATURATING, RateSearch, met, settled, start_rps
@@ -53,7 +54,7 @@ _SPARE_TRIES = 2
 async def run_trial(job: Job, say: Callable[[str], None]) -> Measured:
     """Run one trial to its end, good or bad. Its server and everything that the server started are gone afterwards."""
     begun = perf_counter()
-    memory = device_memory(os.environ | job.launch.env, job.platform, count=gpus_of(job.launch.flags))
+    memory = _memory(job)
     bench = _Bench(job, say)
     if failure := other_workload(bench.plan, job.workload_sha256):
         return Measured("failed", failure=failure)
@@ -74,6 +75,16 @@ async def run_trial(job: Job, say: Callable[[str], None]) -> Measured:
         return Measured("invalid", tuple(bench.levels), _why_invalid(bench), facts, times, memory)
     state: State = "complete" if failure is None else _STATE_OF[failure.treatment]
     return Measured(state, tuple(bench.levels), failure, facts, times, memory)
+
+
+def _memory(job: Job) -> DeviceMemory | None:
+    """See what is free for the launch; None where nobody says, or the driver hangs."""
+    env = os.environ | job.launch.env
+
+    def see(devices: int) -> DeviceMemory | None:
+        return device_memory(env, job.platform, count=devices)
+
+    return Bounded(see)(gpus_of(job.launch.flags))
 
 
 def _why_invalid(bench: _Bench) -> Failure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sweep.serve.rule import CONSEQUENCE, MODULE, SYMPTOM, WRAPPER, rule
 
-_ERROR = rf"^{MODULE}[A-Z]\w{{0,80}}?(?:Error|Exception)\b"
+_ERROR = rf"{MODULE}[A-Z]\w{{0,80}}?(?:Error|Exception)\b"
 _WRAPPED = (
     r"(?:Engine core initialization failed|Engine process failed to start|WorkerProc initialization failed"
     r"|Frontend process failed during|Executor failed\.|Worker failed with error)"
@@ -19,12 +19,14 @@ CLIENT_RULES = (
         r"The model `[^`]{1,300}` does not exist|Initial test run failed.{0,200}Not Found|\{.detail.: ?.Not Found.\}"
         r"|The model '[^']{1,300}' does not exist",
         any_level=True,
+        doubtful=True,
+        rank=SYMPTOM,
     ),
     rule(
         "client_401",
         "abort_sweep",
         r'^HTTP/[\d.]+ 401|\{"error": ?"Unauthorized"\}|\b401 Unauthorized\b|AuthenticationError: Error code: 401'
-        r"|Incorrect API key|status(?: code)?[=: ]+401\b",
+        r"|Incorrect API key|[Ss]tatus(?: code|_code)?(?:=|: ?| )401\b",
         words=(
             "HTTP/1.1 401",
             "HTTP/1.0 401",
@@ -33,7 +35,7 @@ CLIENT_RULES = (
             "401 Unauthorized",
             "AuthenticationError",
             "Incorrect API key",
-            "tatus",
+            *("tatus=401", "tatus:401", "tatus: 401", "tatus 401", "ode=401", "ode:401", "ode: 401", "ode 401"),
         ),
         any_level=True,
         doubtful=True,
@@ -85,6 +87,7 @@ ENDING_RULES = (
         "engine_dead",
         "fail_trial",
         r'"GET /health HTTP/[\d.]+" 50[03]\b',
+        words=('" 500 ', '" 503 '),
         rank=WRAPPER,
         any_level=True,
         doubtful=True,
@@ -107,14 +110,12 @@ ENDING_RULES = (
     rule(
         "other",
         "fail_trial",
-        rf"(?!{_BROKEN}){_ERROR}(?:: (?!{_WRAPPED})|\(['\"](?!{_WRAPPED})|$)|died, exit code: -15",
-        words=(
-            *("Error: ", "Error(", "Exception: ", "Exception(", "AssertionError", "NotImplemented"),
-            "died, exit code: -15",
-        ),
+        rf"^(?!{_BROKEN}){_ERROR}(?:: (?!{_WRAPPED})|\(['\"](?!{_WRAPPED})|$)",
+        words=("Error: ", "Error(", "Exception: ", "Exception(", "AssertionError", "NotImplemented"),
         rank=CONSEQUENCE,
         doubtful=True,
     ),
+    rule("other", "fail_trial", r"died, exit code: -15", rank=CONSEQUENCE, doubtful=True),
     rule(
         "other",
         "fail_trial",

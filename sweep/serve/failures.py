@@ -2,13 +2,14 @@
 
 A log is searched as a whole. A message that names the cause wins over a symptom, a symptom over a consequence, and the
 first of several over the later ones: an engine that dies makes every process around it complain after it. What stands
-before the line that says that the server is up did not stop it.
+before the line that says that the server is up did not stop it, and what a request met after it stopped nobody else.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from sweep.serve.advice import advice
 from sweep.serve.failure_rules import RULES
 from sweep.serve.log_lines import Found, Line, Reader, opened, strip
 from sweep.serve.log_story import Step, Story
-from sweep.serve.rule import CONSEQUENCE, SYMPTOM, WRAPPER, Rule
+from sweep.serve.rule import CONSEQUENCE, SYMPTOM, Rule
 from sweep.serve.vllm_flags import normalise
 
 _MAX_EVIDENCE = 500
@@ -32,8 +33,15 @@ _QUIET = frozenset({"DEBUG", "INFO", "WARNING"})
 _PYDANTIC_NOISE = re.compile(r"\s*\[type=.*")
 # The second of pydantic's two lines for a field; the first holds its name.
 _OF_A_FIELD = re.compile(r"^(?:Input should |Extra inputs are not|Unexpected keyword argument|Field required)")
-# A server that is up refuses requests in the same words as it refuses flags before.
-_OF_THE_START = frozenset({"invalid_argument", "unsupported_feature", "model_not_found", "trust_remote_code_needed"})
+# A server that is up refuses requests in the same words as it refuses flags before, and it lives on.
+_OF_A_REQUEST = frozenset(
+    {
+        *("invalid_argument", "unsupported_feature", "model_not_found", "trust_remote_code_needed"),
+        *("auth_gated_model", "client_404_model_name", "client_401"),
+    }
+)
+# A cause of these kinds says no more than one that is in doubt.
+_VAGUE = frozenset({"other", "version_mismatch"})
 # What a traceback quotes; what it raised stands further down.
 _CODE = ('File "', "raise ")
 # A clean end leaves errors of its own behind.
@@ -42,7 +50,9 @@ _STOPPED = frozenset({None, 0, -2, -15, 130, 143})
 _BLOCKED_UNDER_LOAD = 2
 _BLOCKED_SOMEWHERE = 4
 _BLOCKED_AT_START = 10
-_FLOOD = 5000
+# So much of lines with the same words in vain, and they are noise.
+_NOISE_BYTES = 1 << 20
+_MAX_CONCERNS = 10_000
 
 
 class Diagnosis(NamedTuple):
@@ -102,12 +112,13 @@ def diagnose(
     bounds = dict(match.bounds)
     if kind == "oom_kv_cache_none" and told.available_kv_gib is not None:
         bounds = message_numbers.named({"available_gib": told.available_kv_gib}) | bounds
+    phase = phase or ("load" if match.step.ready else told.phase)
     failure = Failure(
         kind,
-        _treatment(match, kind, phase or told.phase, normalised(swept), normalised(fixed)),
+        _treatment(match, kind, phase, normalised(swept), normalised(fixed)),
         evidence=_clean(match.evidence),
         advice=advice(kind, match.rule.advice if kind == match.rule.kind else "", bounds),
-        phase=phase or told.phase,
+        phase=phase,
         bounds=bounds or None,
         exit_code=exit_code,
     )
@@ -126,11 +137,11 @@ class Search:
         self.reader = Reader(blocks, any_level=())
         self._stopped = exit_code in _STOPPED
         self._best: Match | None = None
+        self._earlier: Match | None = None  # of a server before the last one in this log
         self._rules: dict[bytes, list[Rule]] = {}
         self._topics: dict[bytes, list[str]] = {}
         self._concern: dict[tuple[bytes, ...], tuple[list[Rule], set[str]]] = {}
-        self._in_vain = 0  # lines that no rule was for
-        self._idle: set[bytes] = set()  # the first of them, without their digits
+        self._in_vain: Counter[tuple[bytes, ...]] = Counter()  # bytes of lines that decided nothing, by words
         self._look_for()
 
     @property
@@ -139,13 +150,14 @@ class Search:
 
     def _look_for(self) -> None:
         """Look for what rules of a lower rank than the best so far need, and for what tells the story."""
-        below = WRAPPER + 1 if self._best is None else self._best.rank
+        best = self._best
         self._rules, self._concern = {}, {}
         for rule in RULES:
-            for needle in rule.needles if rule.rank < below else ():
+            for needle in rule.needles if best is None or _wins(rule, rule.rank, over=best) else ():
                 self._rules.setdefault(needle, []).append(rule)
+        doubtful = best is not None and best.doubtful
         self._topics = self.story.topics(
-            during=below > SYMPTOM, doubtful=self._best is not None and self._best.doubtful
+            during=best is None or doubtful or best.rank > SYMPTOM, doubtful=doubtful
         )
         anywhere = {needle for needle, rules in self._rules.items() if any(rule.any_level for rule in rules)}
         self.reader.any_level = anywhere | self._topics.keys()
@@ -153,32 +165,36 @@ class Search:
 
     def run(self) -> Match | None:
         for found in self.reader:
-            rules, topics = self._concerned(tuple(found.words))
-            if (not topics or self.story.says_nothing_new(topics, found.words)) and (not rules or self._known(found)):
+            words = tuple(found.words)
+            rules, topics = self._concerned(words)
+            if self._in_vain[words] > _NOISE_BYTES:
+                rules = []
+            if (not topics or self.story.says_nothing_new(topics, found.words)) and not rules:
                 continue
             line = found.line
             loud = line.level not in _QUIET
             if topics:
                 self._tell(line, topics, loud=loud)
-            if rules:
-                self._judge(found, line, rules, loud=loud)
-        return self._best
+            if rules and not self._judge(found, line, rules, loud=loud):
+                self._in_vain[words] += len(found.raw)
+        return self._best if self._best is not None or self.story.ready else self._earlier
 
     def _concerned(self, words: tuple[bytes, ...]) -> tuple[list[Rule], set[str]]:
         """Return the rules, and the topics of the story, that lines with these words are of interest for."""
         if words not in self._concern:
-            if len(self._concern) > _FLOOD:
+            if len(self._concern) > _MAX_CONCERNS:
                 self._concern.clear()
             rules = [rule for word in words for rule in self._rules.get(word, ())]
             topics = {topic for word in words for topic in self._topics.get(word, ())}
             self._concern[words] = rules, topics
         return self._concern[words]
 
-    def _known(self, found: Found) -> bool:
-        """In a flood of lines that say nothing, those that differ only in their digits are read once."""
-        return self._in_vain > _FLOOD and found.raw.translate(None, b"0123456789") in self._idle
-
     def _tell(self, line: Line, topics: set[str], *, loud: bool) -> None:
+        if self.story.is_over(line, topics):
+            self._earlier = None if self._best is None or self._best.doubtful else self._best
+            self._best, self.story = None, Story()
+            self._in_vain.clear()
+            self._look_for()
         story, best = self.story, self._best
         known = story.served, story.blocked > 0
         went_on = story.see(line, topics, loud=loud)
@@ -188,27 +204,25 @@ class Search:
         if self._best is not best or (story.served, story.blocked > 0) != known:
             self._look_for()
 
-    def _judge(self, found: Found, line: Line, rules: list[Rule], *, loud: bool) -> None:
+    def _judge(self, found: Found, line: Line, rules: list[Rule], *, loud: bool) -> bool:
+        """Keep the line if it decides; returns whether it does."""
         above = strip(found.before.decode(errors="replace")).text
         if line.text.startswith(_CODE) or (line.indented and above.startswith('File "')):
-            return
+            return False
         before = f"{above}: " if _OF_A_FIELD.match(line.text) else ""
         text = before + line.text
         matching = [rule for rule in rules if (loud or rule.any_level) and rule.pattern.search(text)]
         if not matching:
-            self._in_vain += 1
-            if len(self._idle) < _FLOOD:
-                self._idle.add(found.raw.translate(None, b"0123456789"))
-            return
+            return False
         rule = min(matching, key=lambda rule: (rule.rank, _ORDER[id(rule)]))
-        request = self.story.ready and rule.kind in _OF_THE_START
+        request = self.story.ready and rule.kind in _OF_A_REQUEST
         rank = max(rule.rank, CONSEQUENCE) if request else rule.rank
-        if self._best is not None and self._best.rank <= rank:
-            return
+        if self._best is not None and not _wins(rule, rank, over=self._best):
+            return False
         if rank >= CONSEQUENCE and self.story.stopping and self._stopped:
-            return
+            return False
         if rule.rank == CONSEQUENCE and rule.kind == "host_oom_killed" and self.story.kills_itself:
-            return
+            return False
         whole = before + found.wrapped
         match = rule.pattern.search(whole)
         if match is not None and match.end() > len(text):
@@ -217,6 +231,14 @@ class Search:
             rule, rank, rule.doubtful or request, text, found.number, _bounds(rule, match, whole), self.story.now()
         )
         self._look_for()
+        return True
+
+
+def _wins(rule: Rule, rank: int, *, over: Match) -> bool:
+    """Return whether a later message decides: one of a better rank, or a certain one over one that is in doubt."""
+    if not over.doubtful or rule.doubtful or rank > SYMPTOM:
+        return rank < over.rank
+    return rank < over.rank or rule.kind.startswith("oom_") or (rank < SYMPTOM and rule.kind not in _VAGUE)
 
 
 _ORDER = {id(rule): place for place, rule in enumerate(RULES)}
@@ -283,7 +305,8 @@ def _by_ending(
     if "load" in {phase, story.phase}:
         enough = _BLOCKED_UNDER_LOAD
     hung = story.blocked >= enough
-    if (story.waits or hung) and not story.stopping:
+    # Every server says once that it waits.
+    if (story.waits > 1 or hung) and not story.stopping:
         return "hang_timeout", "retry", "The engine does not answer; if that stays so, end the server."
     return "healthy", "ignore", ""
 

@@ -180,7 +180,7 @@ class Reader:
     """Goes through a log once; yields the lines that hold a word looked for.
 
     loud: words that matter only in a line that is no INFO record. any_level: those that matter in every line. Both may
-    be changed between two lines; a word that is taken out is no longer found from the next block on.
+    be replaced between two lines; a word that is taken out is no longer found from the next block on.
     """
 
     def __init__(self, blocks: Iterable[bytes], *, loud: Collection[bytes] = (), any_level: Collection[bytes]) -> None:
@@ -205,30 +205,52 @@ class Reader:
         self.last = next((part for part in reversed(body.rsplit(b"\n", 8)) if part.strip()), before)[:_PIECE_BYTES]
         lines = body.split(b"\n")
         shapes = body.translate(None, _DIGITS).split(b"\n")
-        by_shape = self._words_of(set(shapes))
-        numbers = [word for word in (*self.any_level, *self.loud) if _has_digits(word) and word in body]
+        any_level, loud = self.any_level, self.loud
+        words = _Words(set(any_level), set(loud))
+        by_shape, numbers = words.of(set(shapes)), words.with_digits(body)
         if not by_shape and not numbers:
             return
         following = lines + rest.split(b"\n", _AHEAD)[:_AHEAD]
         for i, (line, shape) in enumerate(zip(lines, shapes, strict=True)):
-            words = by_shape.get(shape, [])
+            if any_level is not self.any_level or loud is not self.loud:
+                any_level, loud = self.any_level, self.loud
+                if words.grow(any_level, loud):
+                    by_shape, numbers = words.of(set(shapes[i:])), words.with_digits(body)
+            here = by_shape.get(shape, [])
             if numbers:
-                words = words + [word for word in numbers if word in line]
-            pieces = _pieces(line) if words else []
+                here = here + [word for word in numbers if word in line]
+            pieces = _pieces(line) if here else []
             for at, (piece, head) in enumerate(pieces):
-                if found := [word for word in words if word in piece]:
+                if found := [word for word in here if word in piece]:
                     ahead = [part for part, _ in pieces[at + 1 : at + 1 + _AHEAD]]
                     ahead += [part[:_PIECE_BYTES] for part in following[i + 1 : i + 1 + _AHEAD - len(ahead)]]
                     above = pieces[at - 1][0] if at else lines[i - 1][:_PIECE_BYTES] if i else before
                     yield Found(begun + i + 1, found, piece, ahead, above, head)
 
-    def _words_of(self, shapes: Collection[bytes]) -> dict[bytes, list[bytes]]:
+
+class _Words:
+    """The words that a block is searched for: all that have been asked for since its beginning."""
+
+    def __init__(self, any_level: set[bytes], loud: set[bytes]) -> None:
+        self._any_level, self._loud = any_level, loud
+
+    def grow(self, any_level: Collection[bytes], loud: Collection[bytes]) -> bool:
+        """Search for these as well; returns whether that is more than before."""
+        more = not (self._any_level.issuperset(any_level) and (self._loud | self._any_level).issuperset(loud))
+        self._any_level.update(any_level)
+        self._loud = self._loud.union(loud) - self._any_level
+        return more
+
+    def of(self, shapes: Collection[bytes]) -> dict[bytes, list[bytes]]:
         """Return the lines that hold words looked for, with these; all without their digits, and so far fewer."""
         everything = b"\n".join(shapes)
         errors = b"\n".join([shape for shape in shapes if not _is_quiet(shape)])
-        words = [word for word in self.any_level if word in everything]
-        words += [word for word in self.loud if word in errors]
+        words = [word for word in self._any_level if word in everything]
+        words += [word for word in self._loud if word in errors]
         return {shape: found for shape in shapes if words and (found := [word for word in words if word in shape])}
+
+    def with_digits(self, body: bytes) -> list[bytes]:
+        return [word for word in (*self._any_level, *self._loud) if _has_digits(word) and word in body]
 
 
 def _has_digits(word: bytes) -> bool:

@@ -49,7 +49,9 @@ _STEPS: tuple[tuple[str, FailureKind], ...] = (
     (r"KV cache size: |KV cache memory: |# \w+ blocks|[Cc]apturing|Graph capturing", "oom_cudagraph_capture"),
 )
 _READY = re.compile(r"Application startup complete|Uvicorn running on")
-_WORKS = re.compile(r'"POST /v1/\S{1,80} HTTP/[\d.]+" 200\b')
+# A server whose engine is blocked goes on writing its throughput: of nothing.
+_WORKS = re.compile(r'"POST /v1/\S{1,80} HTTP/[\d.]+" 200\b|generation throughput: (?!0\.0 )\d')
+_ANEW = re.compile(r"vLLM API server version|Initializing an? (?:V1 )?LLM engine")
 _SERVED = re.compile(
     r'"POST /v1/|\bthroughput: |EngineCore encountered a fatal error|Engine background task failed'
     r"|MQLLMEngine is already dead|Background loop has errored|EngineDeadError"
@@ -91,7 +93,8 @@ _TOPICS: dict[str, tuple[str, ...]] = {
         *('"POST /v1/', "throughput: ", "EngineCore encountered a fatal error", "Engine background task failed"),
         *("MQLLMEngine is already dead", "Background loop has errored", "EngineDeadError"),
     ),
-    "works": ('"POST /v1/',),
+    "works": ('"POST /v1/', "generation throughput: "),
+    "anew": ("vLLM API server version", "LLM engine"),
     "not started": ("Engine core initialization failed", "failed to start", "Proc initialization failed"),
     "waits": ("core engine proc", "No available "),
     "stops": ("Shutting down", "shutdown triggered", "Application shutdown complete", "eceived signal", "eceived exit"),
@@ -160,6 +163,10 @@ class Story:
                 topics.setdefault(word.encode(), []).append(topic)
         return topics
 
+    def is_over(self, line: Line, topics: Collection[str]) -> bool:
+        """Return whether this line begins the story of another server, in a log that holds several."""
+        return self.ready and "anew" in topics and _ANEW.match(line.text) is not None
+
     def see(self, line: Line, topics: Collection[str], *, loud: bool) -> bool:
         """Take in a line; loud: it is no mere INFO or WARNING. Returns whether it shows that the server goes on."""
         text = line.text
@@ -180,7 +187,7 @@ class Story:
         """Return whether a line need not be read, by its words; take in what they alone say."""
         if "traceback" in topics:
             self._before, self._function = self._function or self._before, None
-        known = {"traceback", "in call"}
+        known = {"traceback", "in call"} if self.ready else {"traceback", "in call", "anew"}
         if "in call" in topics:
             self._in_call = True
         if self._function is not None:

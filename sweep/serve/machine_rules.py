@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from sweep.serve.memory_rules import PARALLEL
-from sweep.serve.rule import SYMPTOM, rule
+from sweep.serve.rule import CONSEQUENCE, SYMPTOM, rule
 
 _LIBRARIES = (
     "vLLM, torch, transformers and the driver do not go together: install the versions that this vLLM was built for, "
     "and see by hand that it serves this model."
 )
+_SYSTEM = (
+    "The disk, /dev/shm or a limit of this system is in the way: free some space (in Docker: --ipc=host or a larger "
+    "--shm-size), raise `ulimit -n`, or mend the permissions."
+)
+_CRASH = "A kernel or native code failed. If it does so again with these flags, leave them out."
 
 MACHINE_RULES = (
     rule(
@@ -21,7 +26,7 @@ MACHINE_RULES = (
         "port_in_use",
         "retry",
         r"[Aa]ddress already in use|Could not find open port|EADDRINUSE|error while attempting to bind on address"
-        r"|Only one usage of each socket address|\bport \d+ is already (?:in use|allocated)",
+        r"|Only one usage of each socket address|\bport \d+ is already (?:in use|allocated)|port is already allocated",
     ),
     rule(
         "other",
@@ -33,30 +38,44 @@ MACHINE_RULES = (
     rule(
         "version_mismatch",
         "abort_sweep",
-        r"No module named '?vllm['.]?(?!\w)|vllm: command not found",
+        r"No module named '?vllm(?:'|\s|$|\.entrypoints)|vllm: command not found",
         "There is no working vLLM in the environment of serve.command: install it there, or name another program.",
     ),
     rule(
         "version_mismatch",
         "abort_sweep",
-        r"undefined symbol|no kernel image is available|NVIDIA driver on your system is too old"
+        r"no kernel image is available|NVIDIA driver on your system is too old"
         r"|driver version is insufficient|does not recognize this architecture"
         r"|forward compatibility was attempted|compiled with an unsupported toolchain|device kernel image is invalid"
         r"|unsupported display driver / cuda driver|Torch not compiled with CUDA enabled"
         r"|CUDA error: invalid device func"
-        r"|cannot open shared object file|version `GLIBC(?:XX)?_|is not defined for option 'gpu-name'"
-        r"|ImportError: cannot import name|compiled using NumPy 1\.x"
-        r"|is required for a normal functioning of this module"
-        r"|is already used by a Transformers config|all_special_tokens_extended|VersionConflict"
+        r"|version `GLIBC(?:XX)?_|is not defined for option 'gpu-name'"
+        r"|ImportError: cannot import name"
+        r"|is already used by a Transformers config|all_special_tokens_extended"
         r"|requires compute capability .{0,20} to run\b|Illegal instruction",
         _LIBRARIES,
+    ),
+    # Libraries that nobody needs complain like this at every start.
+    rule(
+        "version_mismatch",
+        "abort_sweep",
+        r"undefined symbol|cannot open shared object file|compiled using NumPy 1\.x|VersionConflict"
+        r"|is required for a normal functioning of this module",
+        _LIBRARIES,
+        doubtful=True,
+    ),
+    rule(
+        "version_mismatch",
+        "abort_sweep",
+        r"[Ee]xec format error",
+        "The program was built for another kind of processor: take the image, or the build, for this one.",
     ),
     rule(
         "other",
         "abort_sweep",
         r"Failed to infer device type|No CUDA GPUs are available|No HIP GPUs are available|Found no NVIDIA driver"
         r"|no CUDA-capable device is detected|libcuda\.so\.1: cannot open|NVMLError_(?:LibraryNotFound|DriverNotLoaded)"
-        r"|could not select device driver|Device string must not be empty",
+        r"|could not select device driver|nvidia-container-cli: \w+ error|Device string must not be empty",
         "vLLM finds no device that this build can use: see that nvidia-smi (or rocm-smi) works where the server runs, "
         "and that this vLLM was built for this kind of device.",
     ),
@@ -96,12 +115,17 @@ MACHINE_RULES = (
         "other",
         "abort_sweep",
         r"unable to open shared memory object|can't start new thread|pthread_create failed"
-        r"|Cannot re-initialize CUDA in forked subprocess|finished its bootstrapping phase|No space left on device"
-        r"|insufficient shared memory|Disk quota exceeded|Read-only file system"
-        r"|\[Errno 24\]|PermissionError: \[Errno 13?\]",
-        "The disk, /dev/shm or a limit of this system is in the way: free some space (in Docker: --ipc=host or a "
-        "larger "
-        "--shm-size), raise `ulimit -n`, or mend the permissions.",
+        r"|Cannot re-initialize CUDA in forked subprocess|finished its bootstrapping phase"
+        r"|insufficient shared memory|\[Errno 24\]",
+        _SYSTEM,
+    ),
+    # Whoever writes statistics or a log meets this, and the server goes on.
+    rule(
+        "other",
+        "abort_sweep",
+        r"No space left on device|Disk quota exceeded|Read-only file system|PermissionError: \[Errno 13?\]",
+        _SYSTEM,
+        doubtful=True,
     ),
     # Hardware and kernels.
     rule(
@@ -118,9 +142,33 @@ MACHINE_RULES = (
         r"illegal memory access|unspecified launch failure|device-side assert triggered|misaligned address"
         r"|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED|NOT_SUPPORTED|INVALID_VALUE)"
         r"|Segmentation fault|Segfault encountered|Fatal Python error|Aborted +\(core dumped\)|CUDA error: an illegal"
-        r"|Bus error",
-        "A kernel or native code failed. If it does so again with these flags, leave them out.",
+        r"|Bus error|double free or corruption|malloc\(\): |corrupted size vs|stack smashing detected",
+        _CRASH,
         rank=SYMPTOM,
+    ),
+    rule(
+        "other",
+        "fail_trial",
+        r"^terminate called (?:after|without)|\bpanicked at |(?:exited|terminated) with (?:exit )?code 13[4-69]\b",
+        _CRASH,
+        words=("terminate called ", "panicked at ", "with code 13", "with exit code 13"),
+        rank=CONSEQUENCE,
+    ),
+    # Said by what runs the server.
+    rule(
+        "other",
+        "retry",
+        r"CANCELLED AT .{1,40} DUE TO|(?:exited|terminated) with (?:exit )?code 1(?:30|43)\b",
+        "Somebody stopped the server from outside.",
+        words=("CANCELLED AT ", "with code 1", "with exit code 1"),
+        rank=CONSEQUENCE,
+    ),
+    rule(
+        "other",
+        "abort_sweep",
+        r"^docker: Error response from daemon: ",
+        "Docker did not start the container: correct what the line names.",
+        rank=CONSEQUENCE,
     ),
     rule(
         "version_mismatch",
@@ -146,7 +194,7 @@ MACHINE_RULES = (
         "abort_sweep",
         r"\b[NR]CCL error\b|NCCL_ERROR_|DistBackendError|DistNetworkError|DistStoreError|nccl(?:Unhandled|Internal"
         r"|System"
-        r"|Remote|Invalid)\w*Error|ncclInvalidUsage|caught collective operation timeout|connectFullMesh failed"
+        r"|Remote|Invalid)\w*Error|ncclInvalidUsage|connectFullMesh failed"
         r"|peer access is not supported|client socket has timed out|Gloo connect|HCCL error|ncclCommInitRank"
         r"|\[\S{0,60}gloo/transport/\S{1,80}\]|Duplicate GPU detected",
         words=(
@@ -156,7 +204,6 @@ MACHINE_RULES = (
             "DistNetworkError",
             "DistStoreError",
             "nccl",
-            "collective operation timeout",
             "connectFullMesh failed",
             "peer access is not supported",
             "client socket has timed out",
@@ -167,10 +214,11 @@ MACHINE_RULES = (
         rank=SYMPTOM,
         flags=PARALLEL,
     ),
+    # The others wait in vain for one that has failed, and may say so before it does.
     rule(
         "nccl_or_distributed",
         "abort_sweep",
-        r"NCCL WARN",
+        r"NCCL WARN|caught collective operation timeout",
         rank=SYMPTOM,
         flags=PARALLEL,
         doubtful=True,

@@ -87,7 +87,8 @@ MEMORY_RULES = (
         "prune",
         r"Out of memory: Kill(?:ed)? process|[Mm]emory cgroup out of memory|oom-kill:constraint=|invoked oom-killer"
         r"|OOMKilled|killed by the OOM killer\.|Failed with result 'oom-kill'|node running low on memory"
-        r"|ray\.exceptions\.OutOfMemoryError|low on memory\. Ray killed",
+        r"|ray\.exceptions\.OutOfMemoryError|low on memory\. Ray killed"
+        r"|oom_kill event|been OOM Killed|low on resource: memory|srun: error: .{1,80}: Out Of Memory",
         any_level=True,
     ),
     rule(
@@ -111,7 +112,8 @@ MEMORY_RULES = (
         "host_oom_killed",
         "prune",
         # Written by the shell that started it, or by the container's engine.
-        r"^Killed$|: line \d+: +\d+ Killed\b|exited with code 137\b|code=killed, status=9/KILL",
+        r"^Killed$|: line \d+: +\d+ Killed\b|with (?:exit )?code 137\b|code=killed, status=9/KILL",
+        words=("Killed", "with code 137", "with exit code 137", "code=killed, status=9/KILL"),
         rank=CONSEQUENCE,
     ),
     # Out of memory in torch's and the driver's words, which do not say during what.

@@ -44,7 +44,7 @@ MODEL_RULES = (
     rule(
         "model_not_found",
         "abort_sweep",
-        r"Repo id must be in the form|Repo id must use alphanumeric|LocalEntryNotFoundError|RepositoryNotFoundError"
+        r"LocalEntryNotFoundError|RepositoryNotFoundError"
         r"|RevisionNotFoundError|EntryNotFoundError|Cannot find any model weights|404 Client Error|HFValidationError"
         r"|is not a valid model identifier|does not appear to have a file named|is not a valid git identifier"
         r"|Can't load the configuration of|Can't load tokenizer for|couldn't connect to 'https?://|OfflineModeIsEnabled"
@@ -54,6 +54,13 @@ MODEL_RULES = (
         r"|Unsupported config format|UnpicklingError: invalid load key"
         r"|No such file or directory: '[^']{0,300}(?:config\.json|\.safetensors|\.gguf|tokenizer\w*\.json)"
         r"|Cannot find an appropriate cached snapshot",
+    ),
+    # For a folder vLLM logs it as an error, and goes on.
+    rule(
+        "model_not_found",
+        "abort_sweep",
+        r"Repo id must be in the form|Repo id must use alphanumeric",
+        doubtful=True,
     ),
     rule(
         "model_not_found",

@@ -18,6 +18,7 @@ from sweep.run.doctor_model import Model, check_model, find_model, hub_cache
 from sweep.run.doctor_packages import Package, check_own, check_packages, check_python
 from sweep.serve.device import Gpu, GpuProcess, Gpus
 from sweep.serve.kind import MARKER
+from sweep.tiny_model import make
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
@@ -315,7 +316,7 @@ def snapshot(cache, *, weights=True):
     (kept / "snapshots" / "c0ffee").mkdir(parents=True)
     (kept / "snapshots" / "c0ffee" / "config.json").write_text("{}")
     if weights:
-        (kept / "snapshots" / "c0ffee" / "model.safetensors").write_text("")
+        (kept / "snapshots" / "c0ffee" / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
     return kept
 
 
@@ -401,6 +402,26 @@ def test_a_hub_that_is_not_there_is_a_warning(tmp_path):
     model = find_model("org/model", None, env, tmp_path)
     assert not model.token
     one(check_model(model), "warning", "cannot be reached")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda folder: (folder / "config.json").write_text("{bad"), "config.json cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds no settings"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 100), "model.safetensors cannot be read"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 1_000_000), "model.safetensors is cut off"),
+        (
+            lambda folder: (folder / "a.safetensors.index.json").write_text('{"weight_map": {"a": "two.safetensors"}}'),
+            "two.safetensors is missing",
+        ),
+    ],
+)
+def test_a_model_whose_files_are_spoilt(tmp_path, spoil, words):
+    make(tmp_path / "model")
+    one(check_model(find_model(str(tmp_path / "model"), None, {}, tmp_path)), "ok", "on this machine")
+    spoil(tmp_path / "model")
+    one(check_model(find_model(str(tmp_path / "model"), None, {}, tmp_path)), "failure", words)
 
 
 def test_a_cached_model_needs_no_hub(tmp_path):

@@ -15,7 +15,9 @@ from sweep.failure import Failure
 from sweep.model import Event, Flags, Job, Measured
 from sweep.run.ledger import key_of
 from sweep.run.night import _take_up
+from sweep.run.preflight import Preflight
 from sweep.run.store import Store
+from sweep.run.value_check import ValueCheck
 
 from .studies import OUT_OF_MEMORY, Machine, complete, config, search, sweep_of
 
@@ -252,6 +254,25 @@ def test_a_study_of_something_else_is_not_mixed_in(tmp_path: Path) -> None:
         sweep_of(config(serve__model="other/model"), tmp_path, Machine())
     again = sweep_of(config(run__trials=8), tmp_path, Machine())
     assert search(again) == "all 8 trials are done"
+
+
+def test_the_only_trial_is_run_again_once_what_stopped_it_is_mended(tmp_path: Path) -> None:
+    gated = Machine(lambda flags, number: Measured("failed", failure=failure("abort_sweep", "auth_gated_model")))
+    with pytest.raises(MachineError):
+        search(sweep_of(config(run__trials=1), tmp_path, gated))
+    again = sweep_of(config(run__trials=1), tmp_path, Machine())
+    assert search(again) == "all 1 trials are done"
+    assert [o.state for o in again.ledger.outcomes] == ["failed", "complete"]
+
+
+def test_enqueued_entries_that_cannot_run_do_not_end_the_search(tmp_path: Path) -> None:
+    enqueued = [{"max-num-seqs": 4, "gpu-memory-utilization": 0.5, "block-size": 33 + i} for i in range(25)]
+    sweep = sweep_of(config(search__enqueue=enqueued, run__trials=3), tmp_path, Machine())
+    checks = tuple(ValueCheck(33 + i, error="no multiple of 32") for i in range(25))
+    sweep.knowledge.checked = Preflight("0.32.0", alone={"block-size": checks})
+    assert search(sweep) == "all 3 trials are done"
+    states = [o.state for o in sweep.ledger.outcomes]
+    assert (states.count("skipped"), states.count("complete") + states.count("infeasible")) == (25, 3)
 
 
 def test_what_was_mended_between_two_calls_is_measured_after_all(tmp_path: Path) -> None:

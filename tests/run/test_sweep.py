@@ -102,7 +102,9 @@ def test_a_study_from_its_space_to_its_report(tmp_path: Path) -> None:
     before = (study / "trials.csv").read_text()
     for name in ("trials.csv", "levels.csv", "best_config.yaml", "report.html", "summary.md"):
         (study / name).unlink()
-    assert run(tmp_path, "report", "fake").returncode == 0
+    made_again = run(tmp_path, "report", "fake", "--json")
+    assert made_again.returncode == 0
+    assert json.loads(made_again.stdout) == json.loads(again.stdout)
     assert (study / "trials.csv").read_text() == before
     assert (study / "best_config.yaml").exists()
     status = run(tmp_path, "status", "fake", "--json")
@@ -319,5 +321,7 @@ def test_check_tells_the_plan_and_the_mistakes(tmp_path: Path) -> None:
     assert bad.returncode == 2
     assert "did you mean 'trials'" in bad.stderr
     assert "Traceback" not in bad.stderr
-    assert run(tmp_path, "check", "absent.yaml").returncode == 2
+    absent = run(tmp_path, "check", "absent.yaml", "--json")
+    assert absent.returncode == 2
+    assert json.loads(absent.stdout)["exit_code"] == 2
     assert run(tmp_path, "report", "absent").returncode == 2
