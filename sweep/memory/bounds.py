@@ -10,12 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from statistics import median_low
 
 from sweep.failure import FailureKind
 from sweep.memory.card import ModelCard
-from sweep.memory.launches import KV_BYTES, UTILIZATION, Launch, Point, launch_of, point_of, seen_total, total_of
-from sweep.memory.pool import pool_of
+from sweep.memory.launches import (
+    KV_BYTES,
+    UTILIZATION,
+    Launch,
+    Point,
+    launch_of,
+    on_device,
+    point_of,
+    seen_total,
+    total_of,
+)
+from sweep.memory.plain_flags import unusual_flags
+from sweep.memory.pool import Pool, pool_of
 from sweep.memory.shortage import Shortage
+from sweep.memory.witnesses import FREE_SPREAD, confirmed, kept, taken_by_others, unexplained
 from sweep.model import DeviceMemory, Flags, Outcome
 
 GIB = 2**30
@@ -37,8 +50,8 @@ _WORDS: dict[FailureKind, str] = {
 # keeps from the cache; a process of the CPU backend to within two (its pages come and go with the host's).
 ROUNDING = 0.02 * GIB
 _SPREAD = {"nvml": 0.005, "numa": 0.02}
-# What is free on a host moves by some per cent of the whole while nothing of note happens; on a GPU it hardly moves.
-_FREE_SPREAD = {"nvml": 0.001, "numa": 0.03}
+# What a server takes before it looks is seldom more; and how it was in the last launches is how it is.
+_LARGEST_GAP, _GAP_SPREAD, _RECENT = 0.05, 0.02, 5
 # Blocks may be cut anew: a request then needs up to a block less than it was seen to need.
 _LARGEST_BLOCK = 256
 
@@ -53,7 +66,8 @@ class Bounds:
 
         fixed: flags of every launch. defaults: the values that hold where a flag is absent.
         """
-        self._fixed, self._defaults, self._card = fixed, defaults or {}, card
+        self._outcomes, self._fixed, self._defaults, self._card = outcomes, fixed, defaults or {}, card
+        self._elsewhere: dict[int, Bounds] = {}
         self.total = total_of(outcomes)
         found = (launch_of(outcome, fixed, self._defaults, self.total) for outcome in outcomes)
         self.launches = [launch for launch in found if launch is not None]
@@ -63,6 +77,22 @@ class Bounds:
 
         memory: of the device, as the launch would find it; None: as the last one found it.
         """
+        if seen_total(memory) is None:
+            memory = None
+        here = self.on(memory)
+        return here._excluded(flags, memory)  # noqa: SLF001 - the same class
+
+    def on(self, memory: DeviceMemory | None) -> Bounds:
+        """Return what the launches on a device of this size teach: a study may go on on another one."""
+        if memory is None or all(on_device(outcome, memory) for outcome in self._outcomes):
+            return self
+        size = memory.total_bytes
+        if size not in self._elsewhere:
+            outcomes = [outcome for outcome in self._outcomes if on_device(outcome, memory)]
+            self._elsewhere[size] = Bounds(outcomes, self._fixed, self._defaults, self._card)
+        return self._elsewhere[size]
+
+    def _excluded(self, flags: Flags, memory: DeviceMemory | None) -> Shortage | None:
         point = self.point(flags)
         return (
             self._more_than_free(point, memory)
@@ -88,16 +118,43 @@ class Bounds:
         if memory is None:
             if last is None or last.free is None:
                 return None
-            spread = _FREE_SPREAD[_source(last, memory)] * (last.total or last.free)
+            spread = FREE_SPREAD[_source(last, memory)] * (last.total or last.free)
             return last.free, spread + ROUNDING / 2, last
-        # Before it looks, a server takes a part for itself.
-        gaps = [launch.memory.free_bytes - launch.free for launch in told if launch.memory and launch.free is not None]
-        gap = min(gaps, default=0.0)
+        spread = FREE_SPREAD[memory.source] * memory.total_bytes
+        return memory.free_bytes - self._gap(memory), spread + ROUNDING / 2, last
+
+    def spare(self, launch: Launch) -> float | None:
+        """Return what a launch found beside its share, as far as launches know what was free."""
+        if launch.requested is None or launch.point.cache_is_set:
+            return None
+        if launch.free is not None:
+            return launch.free - launch.requested
+        free = self.free(launch.memory)
+        return None if free is None else free[0] - launch.requested
+
+    @cached_property
+    def doubtful(self) -> frozenset[Launch]:
+        """Launches that ran out of memory, but perhaps of what somebody else had taken meanwhile."""
+        spare = {launch: had for launch in self.launches if (had := self.spare(launch)) is not None}
+        late = [launch for launch in self.launches if launch.kind in AFTER_CACHE]
+        odd = [launch for launch in late if unexplained(launch, self.launches, spare)]
+        return frozenset({*odd, *taken_by_others(self.launches, ROUNDING)})
+
+    def _gap(self, memory: DeviceMemory) -> float:
+        """Return what a server takes for itself before it looks how much is free.
+
+        The usual of the last launches, since somebody else may have come or gone between the two looks.
+        """
+        gaps: list[float] = []
         for launch in self.launches:
-            if launch.started and launch.memory and launch.requested is not None and launch.point.kv_bytes is None:
-                gap = min(gap, launch.memory.free_bytes - launch.requested)
-        spread = _FREE_SPREAD[memory.source] * memory.total_bytes
-        return memory.free_bytes - gap, spread + ROUNDING / 2, last
+            gap = _gap_before(launch)
+            # Of a launch that does not say what it found it is known only that there was enough.
+            if gap is not None and (launch.free is not None or gap < median_low(gaps[-_RECENT:] or [0.0])):
+                gaps.append(gap)
+        if not gaps:
+            return 0.0
+        usual = median_low(gaps[-_RECENT:])
+        return min(gap for gap in gaps[-_RECENT:] if gap >= usual - _GAP_SPREAD * memory.total_bytes)
 
     def _more_than_free(self, point: Point, memory: DeviceMemory | None) -> Shortage | None:
         wanted, free = self.requested(point, memory), self.free(memory)
@@ -134,15 +191,34 @@ class Bounds:
 
     def _short_again(self, point: Point, memory: DeviceMemory | None) -> Shortage | None:
         """Compare with launches that ran out of memory beside the KV cache."""
-        for launch in self.launches:
-            if launch.kind in _WORDS and self._repeats(point, launch) and not _roomier(launch, memory):
-                assert launch.kind is not None
-                if any(self._repeats(other.point, launch) for other in self.launches if _got_past(other, launch)):
-                    continue
-                share = "" if launch.kind in BEFORE_CACHE else f", {UTILIZATION} {plain(launch.point.utilization)}"
-                words = f"trial {launch.trial} with {launch.point.sized()}{share} failed: {_WORDS[launch.kind]}"
-                return Shortage(launch.kind, f"{words}; this needs no less")
+        told = [launch for launch in self.launches if launch.kind in _WORDS and self._teaches(launch, memory)]
+        for launch in told:
+            if not self._repeats(point, launch):
+                continue
+            assert launch.kind is not None
+            again = any(x.kind == launch.kind and x is not launch and self._repeats(point, x) for x in told)
+            same = point.sizes == launch.point.sizes and point.utilization == launch.point.utilization
+            if launch.kind in BEFORE_CACHE and not same and not again:
+                continue  # one launch may have met with somebody else's growth: for other flags it takes two
+            share = "" if launch.kind in BEFORE_CACHE else f", {UTILIZATION} {plain(launch.point.utilization)}"
+            words = f"trial {launch.trial} with {launch.point.sized()}{share} failed: {_WORDS[launch.kind]}"
+            return Shortage(launch.kind, f"{words}; this needs no less")
         return None
+
+    def _teaches(self, launch: Launch, memory: DeviceMemory | None) -> bool:
+        """Tell whether what a launch ran out of is not there now either, and nothing speaks against its word."""
+        if launch in self.doubtful or self._roomier(launch, memory):
+            return False
+        return not any(self._repeats(other.point, launch) for other in self.launches if _got_past(other, launch))
+
+    def _roomier(self, launch: Launch, memory: DeviceMemory | None) -> bool:
+        """Tell whether clearly more is free now than when a launch failed, by our look or by its own."""
+        if memory is None or launch.memory is None:
+            return not launch.lasting
+        found = launch.memory.free_bytes
+        if launch.free is not None:
+            found = min(found, int(launch.free + self._gap(memory)))
+        return memory.free_bytes > found + FREE_SPREAD[memory.source] * memory.total_bytes + ROUNDING / 2
 
     @staticmethod
     def _repeats(point: Point, launch: Launch) -> bool:
@@ -191,24 +267,14 @@ class Bounds:
     def _shown(self, point: Point, launch: Launch) -> Iterator[tuple[float, str]]:
         if launch.weights is not None and launch.point.others == point.others:
             yield launch.weights, "the weights took"
-        if launch.outside_least is None or not point.needs_no_less_than(launch.point):
+        if launch not in self._kept or not point.needs_no_less_than(launch.point):
             return
-        yield self._corrected[launch.trial], "weights and batches took" if launch.exact else "there went at least"
+        if confirmed(launch, self.launches, ROUNDING):
+            yield self._kept[launch], "weights and batches took" if launch.exact else "there went at least"
 
     @cached_property
-    def _corrected(self) -> dict[int, float]:
-        """What each launch kept from the cache, and no more than any that needed no less has kept."""
-        exact = [(launch.point, launch.outside_least) for launch in self.launches if launch.exact]
-        return {
-            launch.trial: min(
-                [
-                    launch.outside_least,
-                    *(kept for p, kept in exact if kept is not None and p.needs_no_less_than(launch.point)),
-                ]
-            )
-            for launch in self.launches
-            if launch.outside_least is not None
-        }
+    def _kept(self) -> dict[Launch, float]:
+        return kept(self.launches, ROUNDING)
 
     def request(self, point: Point, flags: Flags) -> tuple[float | None, str]:
         """Return the least KV cache that one request of full length needs, and whose word that is; None: not known."""
@@ -218,11 +284,11 @@ class Bounds:
             (self._scaled(needed, length, launch.point, point), f" by trial {launch.trial}")
             for launch in self.launches
             if launch.point.others == point.others and not _fewer(point.tokens, launch.point.tokens)
+            if self._only_caches or launch.point.prefixes == point.prefixes
             for length, needed in launch.requests
             if length <= point.length
         ]
-        pool = pool_of(self._card, {**self._defaults, **self._fixed, **flags}) if self._card is not None else None
-        if pool is not None:
+        if (pool := self._pool({**self._defaults, **self._fixed, **flags})) is not None:
             told.append((0.98 * pool.request_bytes(point.length, point.tokens or 0), ""))
         if not told:
             return None, ""
@@ -234,6 +300,16 @@ class Bounds:
             if launch.started and launch.available is not None and launch.point.needs_no_less_than(point)
         ]
         return min([need, *enough]), words
+
+    @property
+    def _only_caches(self) -> bool:
+        """Whether all layers are known to keep caches of tokens; keeping prefixes then takes no room of its own."""
+        return self._card is not None and self._card.architecture.layers is not None
+
+    def _pool(self, flags: Flags) -> Pool | None:
+        if self._card is None or unusual_flags(flags, self._card.quantization):
+            return None
+        return pool_of(self._card, flags)
 
     @staticmethod
     def _scaled(needed: float, length: int, seen: Point, point: Point) -> float:
@@ -249,16 +325,23 @@ def _fewer(value: int | None, other: int | None) -> bool:
     return value != other if value is None or other is None else value < other
 
 
+def _gap_before(launch: Launch) -> float | None:
+    """Return how much less was free when a server looked than before its launch, or how much less at most."""
+    if launch.memory is None:
+        return None
+    before = launch.memory.free_bytes
+    if launch.free is not None:
+        gap = before - launch.free
+        usual = gap <= max(_LARGEST_GAP * launch.memory.total_bytes, 2 * GIB)
+        return gap if launch.lasting and usual else None
+    if not launch.started or launch.requested is None or launch.point.cache_is_set:
+        return None
+    return before - launch.requested
+
+
 def _got_past(other: Launch, launch: Launch) -> bool:
     """Tell whether a launch came further than another one, which ran out of memory."""
     return other.kind is None if launch.kind == "oom_runtime" else other.started
-
-
-def _roomier(launch: Launch, memory: DeviceMemory | None) -> bool:
-    """Tell whether clearly more is free now than when a launch failed."""
-    if memory is None or launch.memory is None:
-        return not launch.lasting
-    return memory.free_bytes > launch.memory.free_bytes + _FREE_SPREAD[memory.source] * memory.total_bytes
 
 
 def gib(value: float) -> str:

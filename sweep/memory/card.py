@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sweep.memory.architecture import Architecture, read_architecture
+from sweep.memory.architecture import Architecture, read_architecture, text_config
 from sweep.memory.json_file import UNREADABLE, read_object
 from sweep.memory.sizes import number_of
 from sweep.memory.weights import ELEMENT_BYTES, Weights, read_weights
@@ -121,14 +121,20 @@ def find(model: str, revision: str | None, env: Mapping[str, str]) -> Path | Non
 
 
 def _quantization(config: Mapping[str, Any]) -> str | None:
-    told = config.get("quantization_config")
-    return str(told.get("quant_method", "unknown")) if isinstance(told, Mapping) else None
+    told = _quantized(config)
+    return None if told is None else str(told.get("quant_method", "unknown"))
+
+
+def _quantized(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    parts = (config, text_config(config))
+    told = [part.get(key) for part in parts for key in ("quantization_config", "compression_config")]
+    return next((entry for entry in told if isinstance(entry, Mapping)), None)
 
 
 def _stored_bytes(config: Mapping[str, Any], architecture: Architecture) -> float:
     """Return the bytes of one parameter, roughly where weights are quantized: scales and layers left alone vary."""
-    told = config.get("quantization_config")
-    if not isinstance(told, Mapping):
+    told = _quantized(config)
+    if told is None:
         return _DTYPE_BYTES.get(architecture.dtype, 2)
     if (bits := number_of(told.get("bits"))) is not None:
         if not 0 < bits <= _MOST_BITS:

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sweep.failure import Failure, FailureKind
+from sweep.memory.sizes import number_of, size_of
 from sweep.model import DeviceMemory, Flags, FlagValue, Outcome
 
 UTILIZATION, TOKENS, SEQS = "gpu-memory-utilization", "max-num-batched-tokens", "max-num-seqs"
 LENGTH, KV_BYTES = "max-model-len", "kv-cache-memory-bytes"
-BLOCK, _BLOCKS = "block-size", "num-gpu-blocks-override="
+BLOCK, _BLOCKS, _PREFIXES = "block-size", "num-gpu-blocks-override", "enable-prefix-caching"
 _SIZES = (UTILIZATION, TOKENS, SEQS, LENGTH, KV_BYTES, BLOCK)
 # Flags that two launches may differ in and still be compared. They decide what the scheduler does with memory that has
-# been set aside, or how a cache of given bytes is cut; profiling, loading and capturing go on without them.
+# been set aside; profiling, loading and capturing go on without them.
 _WITHOUT_SAY = frozenset(
     {
-        "enable-prefix-caching",
         "prefix-caching-hash-algo",
         "scheduling-policy",
         "long-prefill-token-threshold",
@@ -29,13 +29,18 @@ _WITHOUT_SAY = frozenset(
 )
 # What a driver counts as all of a device is up to one per cent more than a program on it is told.
 _TOTAL_SEEN = {"nvml": 0.99, "numa": 1.0}
+_SAME_DEVICE = 0.05  # of the whole: what is further apart is not the same device
 # What sets other flags' defaults: beside it, a size that is not written down is not known.
 _SETS_DEFAULTS = "performance-mode"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The flags of a launch, as memory sees them. None: not known. others: all other flags that may matter."""
+    """The flags of a launch, as memory sees them. None: not known.
+
+    others: all other flags that may matter, and sizes that cannot be read: such a value is like itself alone.
+    prefixes: whether prefixes are kept, which in models with a state (Mamba) changes what one request needs.
+    """
 
     utilization: float | None
     tokens: int | None
@@ -44,11 +49,13 @@ class Point:
     kv_bytes: int | None
     block: int | None
     others: frozenset[str]
+    prefixes: str
 
     @property
     def cache_is_set(self) -> bool:
         """Whether the KV cache has a size of its own, whatever profiling leaves."""
-        return self.kv_bytes is not None or any(flag.startswith(_BLOCKS) for flag in self.others)
+        set_by = (f"{_BLOCKS}=", f"{KV_BYTES}=")
+        return self.kv_bytes is not None or any(flag.startswith(set_by) for flag in self.others)
 
     @property
     def sizes(self) -> tuple[int | None, ...]:
@@ -111,21 +118,41 @@ def point_of(flags: Flags, defaults: Flags) -> Point:
         for name in (TOKENS, SEQS):
             if name not in flags:
                 known.pop(name, None)
+    utilization = number_of(known.get(UTILIZATION))
+    tokens, seqs, length, kv, block = sizes = [size_of(known.get(name)) for name in _SIZES[1:]]
+    if known.get(KV_BYTES) in (0, "0"):
+        known.pop(KV_BYTES)  # vLLM takes it for not set
+    if str(known.get(LENGTH)).strip().lower() in {"-1", "auto"}:
+        known[LENGTH] = "auto"  # as long as fits
+    unread = {name for name, size in zip(_SIZES, (utilization, *sizes), strict=True) if size is None}
     others = frozenset(
-        f"{name}={json.dumps(value, sort_keys=True)}"
+        f"{name}={_text(value)}"
         for name, value in known.items()
-        if name not in _SIZES and name not in _WITHOUT_SAY
+        if (name in unread or name not in _SIZES) and name not in _WITHOUT_SAY and name != _PREFIXES
     )
-    utilization = _number(known.get(UTILIZATION))
-    tokens, seqs, length, kv, block = (_whole(known.get(name)) for name in (TOKENS, SEQS, LENGTH, KV_BYTES, BLOCK))
-    return Point(utilization, tokens, seqs, length, kv, block, others)
+    return Point(utilization, tokens, seqs, length, kv, block, others, _text(known.get(_PREFIXES)))
+
+
+def _text(value: FlagValue) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def total_of(outcomes: Sequence[Outcome]) -> float | None:
     """Return all memory of the device as servers saw it, or at least so much; None where nobody looked."""
-    told = [_first(o.measured.server.total_bytes, _named(o.measured.failure).get("total_bytes")) for o in outcomes]
+    told = [_told_total(outcome) for outcome in outcomes]
     seen = [seen_total(outcome.measured.memory) for outcome in outcomes]
     return next((total for total in [*reversed(told), *reversed(seen)] if total is not None), None)
+
+
+def on_device(outcome: Outcome, memory: DeviceMemory) -> bool:
+    """Tell whether a launch was on a device as large as this one, as far as that is known."""
+    total, here = _first(_told_total(outcome), seen_total(outcome.measured.memory)), seen_total(memory)
+    return total is None or here is None or abs(total - here) <= _SAME_DEVICE * here
+
+
+def _told_total(outcome: Outcome) -> float | None:
+    """Return all memory of the device as the server had it."""
+    return _positive(outcome.measured.server.total_bytes, _named(outcome.measured.failure).get("total_bytes"))
 
 
 def launch_of(outcome: Outcome, fixed: Flags, defaults: Flags, total: float | None) -> Launch | None:
@@ -136,34 +163,38 @@ def launch_of(outcome: Outcome, fixed: Flags, defaults: Flags, total: float | No
     failure, facts = measured.failure, measured.server
     bounds = _named(failure)
     point = point_of({**fixed, **outcome.flags}, defaults)
-    total = _first(facts.total_bytes, bounds.get("total_bytes"), total)
-    requested = _first(facts.requested_bytes, bounds.get("requested_bytes"))
+    total = _first(_told_total(outcome), total)
+    requested = _positive(facts.requested_bytes, bounds.get("requested_bytes"))
     if requested is None and total is not None and point.utilization is not None:
         requested = point.utilization * total
     available = _first(facts.available_kv_bytes, bounds.get("available_bytes"))
-    outside, exact = _outside(point, failure, requested, available)
+    lasting = failure is None or failure.treatment != "retry"
+    outside, exact = _outside(point, failure, requested, available) if lasting else (None, False)
     return Launch(
         trial=outcome.trial,
         point=point,
         kind=failure.kind if failure else None,
         started=failure is None or failure.phase == "load",
-        lasting=failure is None or failure.treatment != "retry",
+        lasting=lasting,
         total=total,
-        free=_first(facts.free_bytes, _free(failure)),
+        free=_positive(facts.free_bytes, _free(failure)),
         requested=requested,
         available=available,
         outside_least=outside,
         exact=exact,
-        weights=facts.weights_bytes,
-        graphs=facts.graphs_bytes,
+        weights=_positive(facts.weights_bytes),
+        graphs=_positive(facts.graphs_bytes),
         requests=tuple(_requests(outcome, bounds, cut=point.kv_bytes is None and point.cache_is_set)),
-        memory=measured.memory,
+        memory=measured.memory if seen_total(measured.memory) is not None else None,
     )
 
 
 def seen_total(memory: DeviceMemory | None) -> float | None:
     """Return at least what a server takes for all of a device; None where nobody looked."""
-    return None if memory is None else _TOTAL_SEEN[memory.source] * memory.total_bytes
+    if memory is None or memory.total_bytes <= 0 or memory.free_bytes < 0:
+        return None
+    total = number_of(memory.total_bytes)
+    return None if total is None else _TOTAL_SEEN[memory.source] * total
 
 
 def _free(failure: Failure | None) -> float | None:
@@ -194,28 +225,25 @@ def _outside(
 def _requests(outcome: Outcome, bounds: Mapping[str, float], *, cut: bool) -> list[tuple[int, float]]:
     """Return lengths, and the least that one request of each needs. cut: the cache is not all that was available."""
     found = []
-    needed, length = bounds.get("needed_bytes"), bounds.get("max_model_len_tokens")
+    needed, length = _first(bounds.get("needed_bytes")), size_of(bounds.get("max_model_len_tokens"))
     if needed is not None and length is not None:
-        found.append((int(length), needed))
-    fitting, available = bounds.get("fitting_model_len_tokens"), bounds.get("available_bytes")
-    if fitting is not None and available is not None:
+        found.append((length, needed))
+    fitting, available = number_of(bounds.get("fitting_model_len_tokens")), _first(bounds.get("available_bytes"))
+    if fitting is not None and fitting >= 0 and available is not None:
         found.append((int(fitting) + 1, available))
     facts = outcome.measured.server
-    if not cut and facts.max_model_len and facts.max_concurrency and (facts.available_kv_bytes or 0) > 0:
+    length, concurrency = size_of(facts.max_model_len), number_of(facts.max_concurrency)
+    available = _first(facts.available_kv_bytes)
+    if not cut and length and concurrency and concurrency > 0 and available is not None and available > 0:
         # Both figures are rounded, and the last block may be in part unused.
-        assert facts.available_kv_bytes is not None
-        found.append((facts.max_model_len, 0.99 * facts.available_kv_bytes / facts.max_concurrency))
+        found.append((length, 0.99 * available / concurrency))
     return found
 
 
 def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
+    """Return the first number that can be one of a device: a damaged file may hold others."""
+    return next((value for value in map(number_of, values) if value is not None), None)
 
 
-def _number(value: FlagValue) -> float | None:
-    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
-
-
-def _whole(value: FlagValue) -> int | None:
-    number = _number(value)
-    return None if number is None or number <= 0 else int(number)
+def _positive(*values: float | None) -> float | None:
+    return next((value for value in map(number_of, values) if value is not None and value > 0), None)

@@ -12,7 +12,7 @@ from functools import cached_property
 from sweep.failure import FailureKind
 from sweep.memory.bounds import AFTER_CACHE, ROUNDING, Bounds, gib, plain
 from sweep.memory.fit import Fit, fit
-from sweep.memory.launches import SEQS, UTILIZATION, Launch, Point
+from sweep.memory.launches import SEQS, UTILIZATION, Point, seen_total
 from sweep.memory.shortage import Shortage
 from sweep.model import DeviceMemory, Flags
 
@@ -25,6 +25,10 @@ class Likelihood:
 
     def excluded(self, flags: Flags, memory: DeviceMemory | None) -> Shortage | None:
         """Return why a launch with these flags will most probably fail, or None. memory: as for the bounds."""
+        if seen_total(memory) is None:
+            memory = None
+        if (here := self.bounds.on(memory)) is not self.bounds:
+            return Likelihood(here).excluded(flags, memory)
         point = self.bounds.point(flags)
         if point.cache_is_set:
             return None
@@ -97,21 +101,12 @@ class Likelihood:
         """How launches fared once their KV cache was set aside, by their other flags, and what that says of growth."""
         starts: dict[frozenset[str], list[_Start]] = {}
         for launch in self.bounds.launches:
-            point, spare, short = launch.point, self._spare(launch), launch.kind in AFTER_CACHE
-            if spare is not None and (short or launch.kind is None):
+            point, spare, short = launch.point, self.bounds.spare(launch), launch.kind in AFTER_CACHE
+            if spare is not None and (launch.kind is None or (short and launch not in self.bounds.doubtful)):
                 sizes = point.tokens or 0, point.seqs or 0
                 told = _Start(launch.trial, *sizes, spare, launch.graphs, launch.kind)
                 starts.setdefault(point.others, []).append(told)
         return {others: (told, _growth(told)) for others, told in starts.items()}
-
-    def _spare(self, launch: Launch) -> float | None:
-        """Return what a launch found beside its share, as far as launches know what was free."""
-        if launch.requested is None or launch.point.cache_is_set:
-            return None
-        if launch.free is not None:
-            return launch.free - launch.requested
-        free = self.bounds.free(launch.memory)
-        return None if free is None else free[0] - launch.requested
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Flags that leave alone what a model's files say: how large its weights are, and what one request needs of the cache.
 
-A list of what is known to be harmless and not of what is known to matter: beside a flag that is not in it, a file's word
-is none.
+A list of what is known to be harmless, not of what is known to matter: where another flag is set, nothing follows from
+the files.
 """
 
 from __future__ import annotations

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from sweep.memory.architecture import Layer
 from sweep.memory.card import ModelCard
-from sweep.model import Flags, FlagValue
+from sweep.memory.sizes import flag_size
+from sweep.model import Flags
 
+TENSOR, PIPELINE = "tensor-parallel-size", "pipeline-parallel-size"
+_CONTEXT_PARALLEL = ("decode-context-parallel-size", "prefill-context-parallel-size")  # these divide a request
 _GPU_BLOCK_TOKENS = 16
 _KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "float16": 2, "half": 2, "float32": 4}
 
@@ -59,10 +62,12 @@ def pool_of(card: ModelCard, flags: Flags, *, block_tokens: int = _GPU_BLOCK_TOK
     block_tokens: where the flags do not say.
     """
     layers, size = card.architecture.layers, _element_bytes(card, flags)
-    if layers is None or size is None or whole(flags.get("decode-context-parallel-size"), 1) > 1:
+    tensor, pipeline = flag_size(flags, TENSOR, 1), flag_size(flags, PIPELINE, 1)
+    tokens = flag_size(flags, "block-size", block_tokens)
+    if layers is None or size is None or tensor is None or pipeline is None or tokens is None:
         return None
-    tensor, pipeline = parallel(flags)
-    tokens = whole(flags.get("block-size"), block_tokens)
+    if any(flag_size(flags, name, 1) != 1 for name in _CONTEXT_PARALLEL):
+        return None
     kinds = Counter(_as_served(layer, layers, flags) for layer in layers)
     pages = {kind: tokens * max(1, kind.kv_heads // tensor) * kind.elements * size for kind in kinds}
     if len(set(pages.values())) > 1:
@@ -85,15 +90,3 @@ def _as_served(layer: Layer, layers: tuple[Layer, ...], flags: Flags) -> Layer:
 def _element_bytes(card: ModelCard, flags: Flags) -> int | None:
     name = str(flags.get("kv-cache-dtype") or "auto")
     return card.dtype_bytes(flags.get("dtype")) if name == "auto" else _KV_BYTES.get(name)
-
-
-def parallel(flags: Flags) -> tuple[int, int]:
-    """Return the tensor and the pipeline parallel size."""
-    return whole(flags.get("tensor-parallel-size"), 1), whole(flags.get("pipeline-parallel-size"), 1)
-
-
-def whole(value: FlagValue, default: int) -> int:
-    """Return a positive whole number, or the default."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
-        return default
-    return int(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from math import prod
 from pathlib import Path
@@ -33,11 +34,10 @@ def read_weights(folder: Path) -> Weights | None:
     The headers are exact. The index stands in for them where not all files are there.
     """
     files = _files(folder)
-    for look in (lambda: _of_headers(files), lambda: _of_index(folder)):
-        try:
-            return look()
-        except UNREADABLE:
-            continue
+    with contextlib.suppress(*UNREADABLE):
+        return _of_headers(files)
+    with contextlib.suppress(*UNREADABLE):
+        return _of_index(folder)
     return None
 
 
@@ -51,15 +51,12 @@ def _of_index(folder: Path) -> Weights:
 
 def _files(folder: Path) -> list[Path]:
     """Return the files that the index names, or else the one model file; repositories may hold copies besides."""
-    try:
+    with contextlib.suppress(*UNREADABLE):
         return [folder / name for name in sorted(set(_index(folder)["weight_map"].values()))]
-    except UNREADABLE:
-        pass
-    try:
+    with contextlib.suppress(*UNREADABLE):
         single = folder / "model.safetensors"
         return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
-    except UNREADABLE:
-        return []
+    return []
 
 
 def _of_headers(files: list[Path]) -> Weights:

@@ -13,6 +13,8 @@ def estimate_words(expected: Estimate) -> str:
     taken = expected.weights_bytes + expected.activations_bytes + expected.overhead_bytes
     words = f"Memory, as expected of the baseline: {_gib(expected.weights_bytes)} of weights{exact}"
     words += f", {_gib(taken)} with batches and libraries"
+    if expected.unusual:
+        words += f" (what {', '.join(expected.unusual)} may change is not counted)"
     if expected.kv_bytes is None or expected.requested_bytes is None:
         return f"{words}; the device's memory is not known."
     if (reason := expected.certain or expected.likely) is not None:

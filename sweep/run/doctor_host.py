@@ -31,7 +31,10 @@ def check_ports(ports: Ports, connections: int) -> list[Check]:
 
 def check_disk(disk: Disk) -> list[Check]:
     seen = f"{_gib(disk.free_bytes)} free for {', '.join(disk.uses)}"
-    remedy = "Free space there, or move them: HF_HOME and VLLM_CACHE_ROOT for the caches, TMPDIR for temporary files."
+    remedy = (
+        "Free space there, or move them: HF_HOME (or the flag download-dir) for models, VLLM_CACHE_ROOT for vLLM's "
+        "cache, TMPDIR for temporary files."
+    )
     if disk.free_bytes < _GIB:
         return failure("disk", seen, remedy)
     return warning("disk", seen, remedy) if disk.free_bytes < 10 * _GIB else ok("disk", seen)
@@ -42,7 +45,7 @@ def check_results(folder: Folder) -> list[Check]:
         return failure(
             "results",
             f"{folder.path} cannot be written: {folder.problem}",
-            "Start the program where its results may be written, or mend the rights of that folder.",
+            "Start the program where its results may be written, or mend that folder, its rights, or where it leads.",
         )
     return ok("results", f"{folder.path} can be written")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ class Model:
     """place: where its files are. offline: the environment forbids to ask the hub. token: whether there is one.
 
     answer: the hub's HTTP status, or why it could not be asked; None where it was not. damage: what its files lack.
+    endpoint: whether HF_ENDPOINT names another hub. folder: whether a flag names the folder that models are kept in.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Model:
     token: bool
     answer: int | str | None = None
     damage: str | None = None
+    endpoint: bool = False
+    folder: bool = False
 
 
 def find_model(name: str, revision: str | None, env: Mapping[str, str], cache: Path) -> Model:
@@ -44,23 +48,30 @@ def find_model(name: str, revision: str | None, env: Mapping[str, str], cache: P
     token = _token(env)
     ask = place in {"not cached", "partly cached"} and not offline
     answer = _ask_hub(name, revision, env, token) if ask else None
-    return Model(name, place, offline, token is not None, answer, _damage(folder) if folder else None)
+    damage = _damage(folder) if folder else None
+    named = cache != hub_cache(env)
+    return Model(name, place, offline, token is not None, answer, damage, bool(env.get("HF_ENDPOINT")), named)
 
 
 def hub_cache(env: Mapping[str, str]) -> Path:
     """Return the folder that models are downloaded to, as huggingface_hub finds it."""
     named = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
-    return Path(named).expanduser() if named else _hub_home(env) / "hub"
+    return home_path(named) if named else _hub_home(env) / "hub"
 
 
 def _hub_home(env: Mapping[str, str]) -> Path:
     caches = env.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(env.get("HF_HOME") or f"{caches}/huggingface").expanduser()
+    return home_path(env.get("HF_HOME") or f"{caches}/huggingface")
+
+
+def home_path(path: str) -> Path:
+    """Write a home out as huggingface_hub and vLLM do: where there is none, the path stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  (Path.expanduser raises there)
 
 
 def _place(name: str, revision: str | None, env: Mapping[str, str], cache: Path) -> tuple[Place, Path | None]:
     """Return where a model is, and the folder that holds all of it, if there is one."""
-    path = Path(name).expanduser()
+    path = home_path(name)
     if path.is_dir():
         whole = (path / "config.json").is_file() and _has_weights(path)
         return ("folder", path) if whole else ("no folder", None)
@@ -126,9 +137,9 @@ def _token(env: Mapping[str, str]) -> str | None:
     if named:
         return named.strip()
     try:
-        kept = Path(env.get("HF_TOKEN_PATH") or _hub_home(env) / "token").expanduser()
+        kept = home_path(env.get("HF_TOKEN_PATH") or str(_hub_home(env) / "token"))
         return kept.read_text(encoding="utf-8").strip() or None
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return None
 
 
@@ -172,12 +183,14 @@ def check_model(model: Model) -> list[Check]:
         )
     if model.place == "elsewhere":
         return warning("model", f"{model.name} is not looked for", "See by hand that vLLM can load it from there.")
-    kept = "not in the cache" if model.place == "not cached" else "in the cache only in part"
+    cache = "the folder that download-dir names" if model.folder else "the cache"
+    kept = f"not in {cache}" if model.place == "not cached" else f"in {cache} only in part"
     if model.offline:
         return failure(
             "model",
             f"{model.name} is {kept}, and HF_HUB_OFFLINE forbids to download it",
-            "Unset HF_HUB_OFFLINE for a first download, or name a folder that holds the model.",
+            "Unset HF_HUB_OFFLINE for a first download, "
+            + ("or correct download-dir." if model.folder else "or name a folder that holds the model."),
         )
     return _hub_line(model, f"{model.name} is {kept}")
 
@@ -186,8 +199,12 @@ def _hub_line(model: Model, seen: str) -> list[Check]:
     token = "with the token that is set" if model.token else "without a token (HF_TOKEN is not set)"
     answer = model.answer
     if isinstance(answer, str):
+        remedy = "Correct or unset HF_ENDPOINT" if model.endpoint else "See to the network"
+        place = " into the folder that download-dir names (--cache-dir)" if model.folder else ""
         return warning(
-            "model", f"{seen}; the hub cannot be reached: {answer}", "Download it beforehand, with `hf download`."
+            "model",
+            f"{seen}; the hub cannot be reached: {answer}",
+            f"{remedy}, or download the model beforehand, with `hf download`{place}.",
         )
     if answer in {401, 403}:
         return failure(
@@ -196,8 +213,11 @@ def _hub_line(model: Model, seen: str) -> list[Check]:
             "See that the name is right, ask for access on the model's page, and export HF_TOKEN.",
         )
     if answer == 404:
+        where = ", or HF_ENDPOINT" if model.endpoint else ""
         return failure(
-            "model", f"{seen}, and the hub knows no such model or revision", "Correct serve.model or serve.revision."
+            "model",
+            f"{seen}, and the hub knows no such model or revision",
+            f"Correct serve.model or serve.revision{where}.",
         )
     if answer is None or answer >= 400:
         return warning("model", f"{seen}; the hub answered HTTP {answer}", "Try again before the night.")

@@ -68,9 +68,14 @@ def _problems(named: Iterable[_Named], catalogue: Catalogue) -> Iterator[tuple[K
         # Of many values that are no number, one says it all.
         for value in values:
             if problem := catalogue.value_problem(name, value):
-                entry = (form.index(value),) if isinstance(form, list) and value in form else ()
-                yield (*key, *entry), problem
+                yield (*key, *_entry(form, value)), problem
                 break
+
+
+def _entry(form: Any, value: FlagValue) -> tuple[int, ...]:
+    """Return where a value stands in the list that it comes from; 1 and true are not the same."""
+    alike = (i for i, raw in enumerate(form if isinstance(form, list) else ()) if type(raw) is type(value))
+    return next(((i,) for i in alike if form[i] == value), ())
 
 
 def _named(config: SweepConfig) -> Iterator[_Named]:

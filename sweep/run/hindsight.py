@@ -18,16 +18,16 @@ def reconsidered(measured: Measured, earlier: Sequence[Outcome], outcomes: Seque
     earlier: tries of the same trial. outcomes: all trials so far.
     """
     failure = measured.failure
-    if failure is None or failure.treatment == "abort_sweep":
+    if failure is None:
         return measured
-    if failure.kind in UNEXPLAINED:
+    if failure.kind in UNEXPLAINED and failure.treatment != "abort_sweep":
         before = [outcome.trial for outcome in earlier if _kind(outcome) == failure.kind]
         if not before:
             return replace(measured, state="failed", failure=replace(failure, treatment="retry"))
         advice = f"It ended like this in trial {before[-1]} as well, so these flags are taken to be the cause."
         told = replace(failure, treatment="prune", advice=f"{failure.advice} {advice}")
         return replace(measured, state="infeasible", failure=told)
-    if failure.kind == "oom_free_memory_lt_requested" and failure.treatment == "prune":
+    if failure.kind == "oom_free_memory_lt_requested" and failure.treatment in {"prune", "abort_sweep"}:
         roomier = _found_as_much(outcomes, (failure.bounds or {}).get("requested_bytes"))
         if roomier is not None:
             advice = f"Trial {roomier.trial} found as much free, so something else holds the memory now."

@@ -314,7 +314,9 @@ def _fatal(failure: Failure, folder: Path) -> SweepError:
         f"{FAILURE_WORDS[failure.kind]}: {failure.evidence}\n{failure.advice}\n"
         f"Every trial would fail like this, so the sweep stopped. The log is {folder / 'server.log'}."
     )
-    return ConfigError(text) if failure.kind == "invalid_argument" else MachineError(text)
+    # A fixed flag is at fault, and the file is to be mended.
+    mendable = failure.kind in {"invalid_argument", "oom_free_memory_lt_requested"}
+    return ConfigError(text) if mendable else MachineError(text)
 
 
 def _baseline_note(failure: Failure, other: Planned | None) -> str:

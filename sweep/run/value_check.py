@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from sweep.config import SweepConfig
 from sweep.errors import ConfigError
@@ -28,12 +29,18 @@ class ValueCheck:
 
     changes: what of the engine's whole configuration is otherwise than with the baseline's flags, by its place
     (`scheduler_config.max_num_seqs`) and as text; None where that is not known: the value was refused, or the engine's
-    configuration does not show this flag.
+    configuration does not show this flag. here: why vLLM refuses it beside the baseline's other flags, where it may
+    take it beside others. beside: of each other company that it was tried in, what came of it.
     """
 
     value: FlagValue
     error: str | None = None
     changes: dict[str, str | None] | None = None
+    here: str | None = None
+    beside: tuple[str, ...] = ()
+
+
+Checks: TypeAlias = dict[str, tuple[ValueCheck, ...]]
 
 
 def values_to_ask(config: SweepConfig) -> dict[str, tuple[FlagValue, ...]]:
@@ -58,29 +65,34 @@ def platform_rules(platform: str | None, resolved: Flags, told: Flags) -> tuple[
 
 def check_values(
     config: SweepConfig, comparison: Comparison, platform: str | None, baseline: ParsedConfig, known: Collection[str]
-) -> dict[str, tuple[ValueCheck, ...]]:
-    """Return what is known of the values, of which `comparison` holds each under (flag, number) as `key_of` spells it.
+) -> Checks:
+    """Return what vLLM makes of the values beside the baseline's other flags.
 
-    known: the names of all flags. Raises ConfigError for a flag of which no value can be had.
+    comparison: holds each value under the key that `key_of` spells. known: the names of all flags.
     """
     added = platform_rules(platform, baseline.resolved or {}, config.flags(config.baseline))
     rules = tuple(Rule.parse(text) for text in (*RULES, *added))
-    checks: dict[str, tuple[ValueCheck, ...]] = {}
+    checks: Checks = {}
     for name, values in values_to_ask(config).items():
         found = []
         for number, value in enumerate(values):
             parsed = comparison.compared.get(key_of(name, number), ParsedConfig())
             error = _broken_rule(config, name, value, rules)
+            here = None
             if error is None and parsed.error:
                 together = {**(baseline.resolved or {}), **config.flags(config.baseline), name: value}
                 explained = any(len(rule.names) > 1 and not rule.allows(together) for rule in rules)
-                error = None if explained else _blamed(name, parsed.error, known)
+                here = None if explained else _blamed(name, parsed.error, known)
             changes = parsed.changes if name.partition(".")[0] in comparison.shown and not error else None
-            found.append(ValueCheck(value, error, changes))
+            found.append(ValueCheck(value, error, changes, here))
         checks[name] = tuple(found)
+    return checks
+
+
+def refuse_hopeless(config: SweepConfig, checks: Checks) -> None:
+    """Raise ConfigError for a flag of which no value can be had."""
     if problems := list(_hopeless(config, checks)):
         raise ConfigError("\n".join(problems))
-    return checks
 
 
 def key_of(name: str, number: int) -> str:
@@ -115,38 +127,49 @@ def _blamed(name: str, error: str, known: Collection[str]) -> str | None:
     return None
 
 
+def surely_refused(parsed: ParsedConfig) -> bool:
+    """Tell whether vLLM refuses flags for what they are, and not because the model or its hub was not to be had."""
+    return bool(parsed.error) and classify(parsed.error or "", exit_code=1, phase="start").kind in _REFUSING
+
+
 def _names(message: str, flag: str) -> bool:
     """Tell whether a message names a flag, be it with dashes, underscores or spaces."""
     spelling = r"[-_ ]".join(map(re.escape, flag.split("-")))
     return re.search(rf"(?<![\w-]){spelling}(?![\w-])", message, re.IGNORECASE) is not None
 
 
-def _hopeless(config: SweepConfig, checks: dict[str, tuple[ValueCheck, ...]]) -> Iterator[str]:
+def _hopeless(config: SweepConfig, checks: Checks) -> Iterator[str]:
     for name, found in checks.items():
         if len(found) == config.search.params[name].size and all(check.error for check in found):
             key = ("search", "params", name)
             yield f"{config.place(key)}: vLLM takes none of the values; {flag_value(found[0].value)}: {found[0].error}"
 
 
-def refusal_notes(checks: dict[str, tuple[ValueCheck, ...]]) -> list[str]:
+def refusal_notes(checks: Checks) -> list[str]:
     """Say of each flag which of its values are refused, and why."""
     notes = []
     for name, found in checks.items():
-        refused = [check for check in found if check.error]
-        if not refused:
-            continue
-        values = ", ".join(flag_value(check.value) for check in refused[:_REFUSALS_SHOWN])
-        more = ", …" if len(refused) > _REFUSALS_SHOWN else ""
-        same = len({check.error for check in refused}) == 1
-        which = "" if same else f" of {flag_value(refused[0].value)} it says:"
-        notes.append(
-            f"search.params.{name}: vLLM refuses {values}{more}:{which} {refused[0].error}. Such configurations are"
-            " skipped."
-        )
+        if told := _reasons([(check.value, check.error) for check in found if check.error]):
+            notes.append(f"search.params.{name}: vLLM refuses {told}. Such configurations are skipped.")
+        if told := _reasons([(check.value, check.here) for check in found if check.here]):
+            notes.append(
+                f"search.params.{name}: beside the baseline's other flags vLLM refuses {told}. Beside others it may "
+                "take them, so none is skipped for that."
+            )
     return notes
 
 
-def refused(checks: dict[str, tuple[ValueCheck, ...]], flags: Flags) -> str | None:
+def _reasons(refused: Sequence[tuple[FlagValue, str]]) -> str:
+    if not refused:
+        return ""
+    values = ", ".join(flag_value(value) for value, _ in refused[:_REFUSALS_SHOWN])
+    more = ", …" if len(refused) > _REFUSALS_SHOWN else ""
+    same = len({reason for _, reason in refused}) == 1
+    which = "" if same else f" of {flag_value(refused[0][0])} it says:"
+    return f"{values}{more}:{which} {refused[0][1]}"
+
+
+def refused(checks: Checks, flags: Flags) -> str | None:
     """Return why vLLM refuses these flags, if one of them alone is the reason."""
     for name, value in flags.items():
         for check in checks.get(name, ()):
@@ -164,8 +187,8 @@ def same_config(found: Iterable[ValueCheck]) -> tuple[tuple[FlagValue, ...], ...
 
     A value that stands in no group is not known, and may be like any other or like none.
     """
-    groups: dict[tuple[tuple[str, str | None], ...], list[FlagValue]] = {}
+    groups: dict[tuple[object, ...], list[FlagValue]] = {}
     for check in found:
         if check.changes is not None:
-            groups.setdefault(tuple(sorted(check.changes.items())), []).append(check.value)
+            groups.setdefault((*sorted(check.changes.items()), check.beside), []).append(check.value)
     return tuple(map(tuple, groups.values()))

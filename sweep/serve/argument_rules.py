@@ -6,10 +6,9 @@ from sweep.serve.memory_rules import PARALLEL
 from sweep.serve.rule import CONSEQUENCE, MODULE, SYMPTOM, rule
 
 _VALUE = "vLLM refuses this value or this combination of values."
-# Other programs end a message like this as well: git, slurm.
-_ARGPARSE = (
-    r"^(?:\S{0,100}\.py|(?:\S{0,100}/)?vllm(?: [\w-]{1,30}){0,3}|\S{0,100}python[\d.]*(?: -m \S{1,100})?): error: "
-)
+_ARGPARSE = r"^[\w./ -]{1,80}: error: "
+# Other programs that are no parsers of vLLM's end like this as well: git, slurm.
+_VLLM = r"^(?:\S{0,100}\.py|(?:\S{0,100}/)?vllm(?: [\w-]{1,30}){0,3}|\S{0,100}python[\d.]*(?: -m \S{1,100})?): error: "
 # A name of a flag, as vLLM's own messages write it.
 _FLAG = (
     r"(?:--[a-z][a-z0-9]+(?:-[a-z0-9]+)+|--dtype|--port|--seed|\b(?:gpu_memory_utilization|max_model_len|max_num_\w+"
@@ -32,7 +31,7 @@ ARGUMENT_RULES = (
         _ARGPARSE + r"(?:unrecognized arguments|ambiguous option|the following arguments are required)",
         "This version of vLLM does not know the flag, or misses one: correct its name, or leave it out.",
     ),
-    rule("invalid_argument", "prune", _ARGPARSE + "(?!unrecognized)", _VALUE),
+    rule("invalid_argument", "prune", rf"{_ARGPARSE}argument |{_VLLM}(?!unrecognized)", _VALUE),
     rule(
         "invalid_argument",
         "prune",

@@ -18,6 +18,8 @@ from sweep.serve.numa import node_memory
 
 # What a GPU slows itself down for that costs a measurement its worth; power capping under load is ordinary.
 _SLOWED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
+# What comes of a function that this driver has not, or has otherwise, and of a text that is none.
+_UNTOLD = (AttributeError, ValueError, pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive process"}
 
 
@@ -105,7 +107,7 @@ def device_memory(
     try:
         devices = _visible(_boards(nvml), env)[0][:count]
         memories = [_memory(nvml, device.handle) for _, device in devices]
-    except nvml.NVMLError:
+    except _UNTOLD:
         return None
     finally:
         _ask(nvml, "nvmlShutdown")
@@ -127,7 +129,7 @@ def read_gpus(env: Mapping[str, str], nvml: Any = pynvml) -> Gpus:
         boards = _boards(nvml)
         visible, unknown = _visible(boards, env)
         gpus = tuple(_describe(nvml, board, device) for board, device in visible)
-    except nvml.NVMLError as fault:  # a GPU that fell off the bus, a driver that was replaced under us
+    except _UNTOLD as fault:  # a GPU that fell off the bus, a driver that was replaced under us
         return Gpus(driver=driver, problem=str(fault))
     finally:
         _ask(nvml, "nvmlShutdown")
@@ -137,9 +139,8 @@ def read_gpus(env: Mapping[str, str], nvml: Any = pynvml) -> Gpus:
 def _start(nvml: Any) -> Exception | None:
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        fault: Exception = error
-        return fault
+    except _UNTOLD as error:
+        return error
     return None
 
 
@@ -147,7 +148,7 @@ def _ask(nvml: Any, function: str, *args: Any) -> Any:
     """Call NVML, and return None for what this driver, GPU or version of the library does not tell."""
     try:
         return getattr(nvml, function)(*args)
-    except (AttributeError, nvml.NVMLError):
+    except _UNTOLD:
         return None
 
 
@@ -224,7 +225,7 @@ def _describe(nvml: Any, board: _Board, device: _Device) -> Gpu:
     return Gpu(
         index=board.number,
         uuid=device.names[0],
-        name=nvml.nvmlDeviceGetName(handle),
+        name=_ask(nvml, "nvmlDeviceGetName", handle) or "a GPU without a name",
         mig=board.mig,
         total_bytes=total,
         free_bytes=free,

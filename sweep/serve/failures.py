@@ -25,7 +25,28 @@ from sweep.serve.rule import CONSEQUENCE, SYMPTOM, Rule
 from sweep.serve.vllm_flags import normalise
 
 _MAX_EVIDENCE = 500
-_SECRET = re.compile(r"hf_\w{20,}|sk-[\w-]{20,}|Bearer \S+")
+# A token of the hub is longer, but a terminal may have wrapped it.
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{13,}|\b(?:sk|nvapi)-[\w-]{20,}|\bgh[a-z]_\w{16,}|\bgithub_pat_\w+|Bearer \S+")
+_NAME = (
+    r"(?i:[\w-]{0,40}?(?:api[_-]?key|passw(?:or)?d|passphrase|secret|access[_-]?key"
+    r"|(?:hf|hub|auth|access|bearer|security)[_-]token)\w{0,10})"
+)
+# The words before a secret, and the secret: in an address, behind its name, and in what argparse says of a flag.
+_SECRETS = tuple(
+    re.compile(rf"({before})(?:{secret})")
+    for before, secret in (
+        (r"://", r"[^/\s@'\"]{1,300}(?=@)"),
+        (r"[?&](?i:x-amz-|[\w-]{0,40}?(?:sig|key|token|policy|credential))[\w-]{0,40}=", r"[^&\s'\"]+"),
+        (r"(?i:authorization)['\"]?[:= ]{1,3}", r"(?:['\"][^'\"]*|(?:\w+ )?\S+)"),
+        (rf"(?<![\w-])--{_NAME}: [^'\"]{{0,60}}", r"'[^']*'|\"[^\"]*\""),
+        (rf"(?<![\w-])--{_NAME}[= ]{{1,3}}", r"[^\s-]\S*"),
+        (rf"(?<![\w-])(?!--){_NAME}['\"]?(?:=| = |: ?)", r"\[[^\]]*\]?|'[^']*'?|\"[^\"]*\"?|[^\s,;&'\")}}]+"),
+    )
+)
+# What a user asked is nobody else's business.
+_ASKED = re.compile(
+    r"((?:Received request|Generated response|Request) \S+(?: \([^)]*\))?:? (?:prompt|output|details)).*"
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 # Records of these levels are no errors, whatever words stand in them ("If OOM'ed, check …").
@@ -44,6 +65,7 @@ _OF_A_REQUEST = frozenset(
 _VAGUE = frozenset({"other", "version_mismatch"})
 # What a traceback quotes; what it raised stands further down.
 _CODE = ('File "', "raise ")
+_SHARE = frozenset({"gpu-memory-utilization", "kv-cache-memory-bytes"})
 # A clean end leaves errors of its own behind.
 _STOPPED = frozenset({None, 0, -2, -15, 130, 143})
 # Minutes for which an engine may be blocked. Compiling takes less than the last; in between: the log tells of neither.
@@ -51,8 +73,10 @@ _BLOCKED_UNDER_LOAD = 2
 _BLOCKED_SOMEWHERE = 4
 _BLOCKED_AT_START = 10
 # So much of lines with the same words in vain, and they are noise.
-_NOISE_BYTES = 1 << 20
+_NOISE_BYTES = 1 << 19
 _MAX_CONCERNS = 10_000
+# Of what torch says of a kernel that it tried out.
+_CHOICE_LINES = 10
 
 
 class Diagnosis(NamedTuple):
@@ -129,6 +153,19 @@ def normalised(flags: Collection[str]) -> frozenset[str]:
     return frozenset(map(normalise, flags))
 
 
+class Wanted(NamedTuple):
+    """What lines are looked at for: rules and topics by the words that a line must hold; those words, as for a reader.
+
+    concern: what has been looked up so far, by all the words of a line.
+    """
+
+    rules: dict[bytes, list[Rule]]
+    topics: dict[bytes, list[str]]
+    any_level: frozenset[bytes]
+    loud: frozenset[bytes]
+    concern: dict[tuple[bytes, ...], tuple[list[Rule], set[str]]]
+
+
 class Search:
     """Goes through a log once, and keeps the first line of the best rank."""
 
@@ -138,9 +175,7 @@ class Search:
         self._stopped = exit_code in _STOPPED
         self._best: Match | None = None
         self._earlier: Match | None = None  # of a server before the last one in this log
-        self._rules: dict[bytes, list[Rule]] = {}
-        self._topics: dict[bytes, list[str]] = {}
-        self._concern: dict[tuple[bytes, ...], tuple[list[Rule], set[str]]] = {}
+        self._known: dict[tuple[object, ...], Wanted] = {}  # by all that it depends on
         self._in_vain: Counter[tuple[bytes, ...]] = Counter()  # bytes of lines that decided nothing, by words
         self._look_for()
 
@@ -149,19 +184,25 @@ class Search:
         return strip(self.reader.last.decode(errors="replace")).text
 
     def _look_for(self) -> None:
-        """Look for what rules of a lower rank than the best so far need, and for what tells the story."""
+        """Look for what the rules need that would win over the best so far, and for what tells the story."""
+        best, story = self._best, self.story
+        known = best and (best.rank, best.doubtful), story.served, story.blocked > 0
+        if known not in self._known:
+            self._known[known] = self._wanted()
+        self._now = self._known[known]
+        self.reader.any_level, self.reader.loud = self._now.any_level, self._now.loud
+
+    def _wanted(self) -> Wanted:
         best = self._best
-        self._rules, self._concern = {}, {}
+        rules: dict[bytes, list[Rule]] = {}
         for rule in RULES:
             for needle in rule.needles if best is None or _wins(rule, rule.rank, over=best) else ():
-                self._rules.setdefault(needle, []).append(rule)
+                rules.setdefault(needle, []).append(rule)
         doubtful = best is not None and best.doubtful
-        self._topics = self.story.topics(
-            during=best is None or doubtful or best.rank > SYMPTOM, doubtful=doubtful
-        )
-        anywhere = {needle for needle, rules in self._rules.items() if any(rule.any_level for rule in rules)}
-        self.reader.any_level = anywhere | self._topics.keys()
-        self.reader.loud = self._rules.keys() - self.reader.any_level
+        topics = self.story.topics(during=best is None or doubtful or best.rank > SYMPTOM, doubtful=doubtful)
+        anywhere = {needle for needle, its in rules.items() if any(rule.any_level for rule in its)}
+        any_level = frozenset(anywhere | topics.keys())
+        return Wanted(rules, topics, any_level, frozenset(rules.keys() - any_level), {})
 
     def run(self) -> Match | None:
         for found in self.reader:
@@ -169,37 +210,44 @@ class Search:
             rules, topics = self._concerned(words)
             if self._in_vain[words] > _NOISE_BYTES:
                 rules = []
+                if not topics:
+                    self.reader.noise.add(words)
             if (not topics or self.story.says_nothing_new(topics, found.words)) and not rules:
                 continue
             line = found.line
             loud = line.level not in _QUIET
             if topics:
-                self._tell(line, topics, loud=loud)
+                self._tell(found, line, topics, loud=loud)
             if rules and not self._judge(found, line, rules, loud=loud):
                 self._in_vain[words] += len(found.raw)
         return self._best if self._best is not None or self.story.ready else self._earlier
 
     def _concerned(self, words: tuple[bytes, ...]) -> tuple[list[Rule], set[str]]:
         """Return the rules, and the topics of the story, that lines with these words are of interest for."""
-        if words not in self._concern:
-            if len(self._concern) > _MAX_CONCERNS:
-                self._concern.clear()
-            rules = [rule for word in words for rule in self._rules.get(word, ())]
-            topics = {topic for word in words for topic in self._topics.get(word, ())}
-            self._concern[words] = rules, topics
-        return self._concern[words]
+        rules, topics, *_, concern = self._now
+        if words not in concern:
+            if len(concern) > _MAX_CONCERNS:
+                concern.clear()
+            concern[words] = (
+                [rule for word in words for rule in rules.get(word, ())],
+                {topic for word in words for topic in topics.get(word, ())},
+            )
+        return concern[words]
 
-    def _tell(self, line: Line, topics: set[str], *, loud: bool) -> None:
+    def _tell(self, found: Found, line: Line, topics: set[str], *, loud: bool) -> None:
         if self.story.is_over(line, topics):
             self._earlier = None if self._best is None or self._best.doubtful else self._best
             self._best, self.story = None, Story()
             self._in_vain.clear()
+            self.reader.noise.clear()
             self._look_for()
         story, best = self.story, self._best
         known = story.served, story.blocked > 0
         went_on = story.see(line, topics, loud=loud)
         # What was doubtful did no harm, and when the server is up, nothing before did.
         if went_on and best is not None and (best.doubtful or (story.ready and not best.step.ready)):
+            self._best = None
+        if best is not None and "ignored" in topics and found.number - best.line < _CHOICE_LINES:
             self._best = None
         if self._best is not best or (story.served, story.blocked > 0) != known:
             self._look_for()
@@ -223,7 +271,7 @@ class Search:
             return False
         if rule.rank == CONSEQUENCE and rule.kind == "host_oom_killed" and self.story.kills_itself:
             return False
-        whole = before + found.wrapped
+        whole = before + found.wrapped if rule.rank < CONSEQUENCE or rule.pattern.groups else text
         match = rule.pattern.search(whole)
         if match is not None and match.end() > len(text):
             text = whole[: match.end()]
@@ -235,10 +283,13 @@ class Search:
 
 
 def _wins(rule: Rule, rank: int, *, over: Match) -> bool:
-    """Return whether a later message decides: one of a better rank, or a certain one over one that is in doubt."""
+    """Return whether a later message decides: one of a better rank, or a certain one over one that is in doubt.
+
+    A certain one names a cause, or says that memory ran out.
+    """
     if not over.doubtful or rule.doubtful or rank > SYMPTOM:
         return rank < over.rank
-    return rank < over.rank or rule.kind.startswith("oom_") or (rank < SYMPTOM and rule.kind not in _VAGUE)
+    return rank < over.rank or "oom_" in rule.kind or (rank < SYMPTOM and rule.kind not in _VAGUE)
 
 
 _ORDER = {id(rule): place for place, rule in enumerate(RULES)}
@@ -270,6 +321,8 @@ def _treatment(
         and "on node" not in match.evidence
     ):
         return "retry"  # an empty card has nearly all of its memory free: something else holds this one
+    if kind == "oom_free_memory_lt_requested" and _SHARE & fixed and not _SHARE & swept:
+        return "abort_sweep"
     return rule.treatment
 
 
@@ -305,8 +358,7 @@ def _by_ending(
     if "load" in {phase, story.phase}:
         enough = _BLOCKED_UNDER_LOAD
     hung = story.blocked >= enough
-    # Every server says once that it waits.
-    if (story.waits > 1 or hung) and not story.stopping:
+    if (story.waits or hung) and not story.stopping:
         return "hang_timeout", "retry", "The engine does not answer; if that stays so, end the server."
     return "healthy", "ignore", ""
 
@@ -340,5 +392,9 @@ def _signal_of(exit_code: int | None) -> str | None:
 
 
 def _clean(text: str) -> str:
-    text = _SECRET.sub("***", _CONTROL.sub(" ", _PYDANTIC_NOISE.sub("", text)))
+    """Return the text in one line, not too long, without secrets and without what users asked."""
+    text = _ASKED.sub(r"\1 …", _CONTROL.sub(" ", _PYDANTIC_NOISE.sub("", text)))
+    text = _TOKEN.sub("***", text)
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1***", text)
     return text if len(text) <= _MAX_EVIDENCE else text[: _MAX_EVIDENCE - 1] + "…"

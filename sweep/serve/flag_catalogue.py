@@ -20,7 +20,7 @@ from sweep.serve.kind import ServeSection
 from sweep.serve.parser_check import SilentChildError, ask
 from sweep.serve.vllm_flags import ONLY_ON
 
-_FORMAT = 1  # of the kept file; another one is read anew
+_FORMAT = 2  # of the kept file; another one is read anew
 _IDENTITY_TIMEOUT_S = 60.0
 _SIZE = re.compile(r"auto|\d+(\.\d+)?[kmgt]|\d+[KMGT]")
 _CHOICES_SHOWN = 12
@@ -38,7 +38,8 @@ class FlagSpec:
 
     A "toggle" takes nothing and has a `--no-` form, a "switch" takes nothing and has none, "value", "optional" and
     "list" take one value, at most one, and several. type: "int", "float", "text", "size" (whole, may be written 4k) or
-    "other", of which nothing is known. default: as text; None where vLLM decides by model and device.
+    "other", of which nothing is known. default: as text; None where vLLM decides by model and device. or_none: whether
+    the text None stands for no value.
     """
 
     names: tuple[str, ...]
@@ -46,6 +47,7 @@ class FlagSpec:
     type: str
     choices: tuple[str, ...] | None = None
     default: str | None = None
+    or_none: bool = False
 
     @property
     def name(self) -> str:
@@ -124,7 +126,7 @@ def _list_problem(spec: FlagSpec, value: list[Any]) -> str | None:
 def _item_problem(spec: FlagSpec, value: FlagValue) -> str | None:
     if isinstance(value, dict):
         return None if spec.type == "other" or spec.kind == "list" else f"takes {_taken(spec)}, not a mapping"
-    if isinstance(value, list | bool) or value is None:
+    if isinstance(value, list | bool) or value is None or (value == "None" and spec.or_none):
         return None
     if not _is_of_type(str(value), spec.type):
         return f"takes {_taken(spec)}, not {_shown(value)}"
@@ -170,46 +172,53 @@ async def kept_catalogue(serve: ServeSection, folder: Path | None = None) -> Cat
 
     folder: where they are kept. Raises MachineError when serve.command names no program.
     """
-    place = await _place(serve, folder or cache_folder())
-    return _read(place) if place else None
+    name = await _file_name(serve)
+    folder = folder or cache_folder()
+    return _read(folder / name) if name and folder else None
 
 
-async def read_catalogue(serve: ServeSection, folder: Path | None = None) -> Catalogue | None:
+async def read_catalogue(serve: ServeSection, folder: Path | None = None, *, anew: bool = False) -> Catalogue | None:
     """Return the installed vLLM's flags, from the file of an earlier call or from its parser, which takes 10 to 30 s.
 
-    None where there is no vLLM whose parser could be read: that is for the check of the flags themselves to explain.
-    Raises MachineError when serve.command names no program.
+    anew: from the parser in any case. None where there is no vLLM whose parser could be read: that is for the check of
+    the flags themselves to explain. Raises MachineError when serve.command names no program.
     """
-    place = await _place(serve, folder or cache_folder())
-    if place is None:
+    name = await _file_name(serve)
+    if name is None:
         return None
-    if (kept := _read(place)) is not None:
+    folder = folder or cache_folder()
+    if folder and not anew and (kept := _read(folder / name)) is not None:
         return kept
     try:
         answer = await ask(serve, {"ask": "flags"})
     except SilentChildError:
         return None
     catalogue = None if "error" in answer else _catalogue(answer["vllm_version"], answer["flags"], kept=False)
-    if catalogue is not None:
+    if catalogue is not None and folder:
         document = {
             "format": _FORMAT,
             "vllm_version": catalogue.version,
             "flags": [asdict(spec) for spec in catalogue.flags],
         }
         with suppress(OSError):  # it is read again next time
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(place, json.dumps(document))
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / name, json.dumps(document))
     return catalogue
 
 
-def cache_folder() -> Path:
-    """Return where flags are kept: they belong to this machine's vLLM and not to a study."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "vllm-sweep" / "flags"
+def cache_folder() -> Path | None:
+    """Return where flags are kept: they belong to this machine's vLLM and not to a study. None without a home."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():  # as the XDG specification has it
+        try:
+            root = Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return root / "vllm-sweep" / "flags"
 
 
-async def _place(serve: ServeSection, folder: Path) -> Path | None:
-    """Return the file for this interpreter's vLLM as it is now: another version or an edit makes another file."""
+async def _file_name(serve: ServeSection) -> str | None:
+    """Return the file for this interpreter's vLLM as it is now: another version, an edit, a plugin make another one."""
     try:
         identity = await ask(serve, {"ask": "identity"}, timeout_s=_IDENTITY_TIMEOUT_S)
     except SilentChildError:
@@ -217,30 +226,40 @@ async def _place(serve: ServeSection, folder: Path) -> Path | None:
     if identity is None:
         return None
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return folder / f"{identity['version'] or 'unknown'}-{digest[:16]}.json"
+    return f"{identity['version'] or 'unknown'}-{digest[:16]}.json"
 
 
 def _read(place: Path) -> Catalogue | None:
     """Return what a file holds; None when it is absent or not what it should be."""
     try:
+        if not place.is_file():  # a pipe would be waited for
+            return None
         document = json.loads(place.read_bytes())
         if document["format"] != _FORMAT:
             return None
-        return _catalogue(document["vllm_version"], document["flags"], kept=True)
-    except (OSError, ValueError, KeyError, TypeError):
+        catalogue = _catalogue(document["vllm_version"], document["flags"], kept=True)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+    return catalogue if catalogue.flags else None
 
 
 def _catalogue(version: str, flags: list[dict[str, Any]], *, kept: bool) -> Catalogue:
     specs = [
         FlagSpec(
-            names=tuple(map(str, flag["names"])),
+            names=_texts(flag["names"]),
             kind=str(flag["kind"]),
             type=str(flag["type"]),
-            choices=tuple(map(str, flag["choices"])) if flag["choices"] else None,
+            choices=_texts(flag["choices"]) if flag["choices"] else None,
             default=flag["default"],
+            or_none=bool(flag["or_none"]),
         )
         for flag in flags
         if flag["names"]
     ]
     return Catalogue(str(version), tuple(specs), kept)
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list):
+        raise TypeError("not a list")
+    return tuple(map(str, found))

@@ -180,12 +180,14 @@ class Reader:
     """Goes through a log once; yields the lines that hold a word looked for.
 
     loud: words that matter only in a line that is no INFO record. any_level: those that matter in every line. Both may
-    be replaced between two lines; a word that is taken out is no longer found from the next block on.
+    be replaced between two lines; a word that is taken out is no longer found from the next block on. noise: lines with
+    just these words are of no interest.
     """
 
     def __init__(self, blocks: Iterable[bytes], *, loud: Collection[bytes] = (), any_level: Collection[bytes]) -> None:
         self.loud = loud
         self.any_level = any_level
+        self.noise = set[tuple[bytes, ...]]()
         self.last = b""  # the last line that says something
         self._lines = 0
         self._blocks = blocks
@@ -206,7 +208,7 @@ class Reader:
         lines = body.split(b"\n")
         shapes = body.translate(None, _DIGITS).split(b"\n")
         any_level, loud = self.any_level, self.loud
-        words = _Words(set(any_level), set(loud))
+        words = _Words(any_level, loud)
         by_shape, numbers = words.of(set(shapes)), words.with_digits(body)
         if not by_shape and not numbers:
             return
@@ -219,7 +221,7 @@ class Reader:
             here = by_shape.get(shape, [])
             if numbers:
                 here = here + [word for word in numbers if word in line]
-            pieces = _pieces(line) if here else []
+            pieces = _pieces(line) if here and tuple(here) not in self.noise else []
             for at, (piece, head) in enumerate(pieces):
                 if found := [word for word in here if word in piece]:
                     ahead = [part for part, _ in pieces[at + 1 : at + 1 + _AHEAD]]
@@ -231,26 +233,27 @@ class Reader:
 class _Words:
     """The words that a block is searched for: all that have been asked for since its beginning."""
 
-    def __init__(self, any_level: set[bytes], loud: set[bytes]) -> None:
-        self._any_level, self._loud = any_level, loud
+    def __init__(self, any_level: Collection[bytes], loud: Collection[bytes]) -> None:
+        self._any_level, self._all = set(any_level), set(any_level).union(loud)
 
     def grow(self, any_level: Collection[bytes], loud: Collection[bytes]) -> bool:
         """Search for these as well; returns whether that is more than before."""
-        more = not (self._any_level.issuperset(any_level) and (self._loud | self._any_level).issuperset(loud))
+        if self._any_level.issuperset(any_level) and self._all.issuperset(loud):
+            return False
         self._any_level.update(any_level)
-        self._loud = self._loud.union(loud) - self._any_level
-        return more
+        self._all.update(any_level, loud)
+        return True
 
     def of(self, shapes: Collection[bytes]) -> dict[bytes, list[bytes]]:
         """Return the lines that hold words looked for, with these; all without their digits, and so far fewer."""
         everything = b"\n".join(shapes)
         errors = b"\n".join([shape for shape in shapes if not _is_quiet(shape)])
         words = [word for word in self._any_level if word in everything]
-        words += [word for word in self._loud if word in errors]
+        words += [word for word in self._all - self._any_level if word in errors]
         return {shape: found for shape in shapes if words and (found := [word for word in words if word in shape])}
 
     def with_digits(self, body: bytes) -> list[bytes]:
-        return [word for word in (*self._any_level, *self._loud) if _has_digits(word) and word in body]
+        return [word for word in self._all if _has_digits(word) and word in body]
 
 
 def _has_digits(word: bytes) -> bool:

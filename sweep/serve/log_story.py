@@ -94,6 +94,7 @@ _TOPICS: dict[str, tuple[str, ...]] = {
         *("MQLLMEngine is already dead", "Background loop has errored", "EngineDeadError"),
     ),
     "works": ('"POST /v1/', "generation throughput: "),
+    "ignored": ("Ignoring this choice",),
     "anew": ("vLLM API server version", "LLM engine"),
     "not started": ("Engine core initialization failed", "failed to start", "Proc initialization failed"),
     "waits": ("core engine proc", "No available "),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sweep.model import Flags
 from sweep.serve.kind import ServeSection, clean_env, resolve_program
@@ -47,6 +47,13 @@ class Comparison:
 
     compared: dict[str, ParsedConfig]
     shown: frozenset[str]
+
+
+class Interpreter(NamedTuple):
+    """The Python that a command runs. serves: whether it is certain that vLLM runs in it, and nowhere else."""
+
+    program: str
+    serves: bool
 
 
 class SilentChildError(Exception):
@@ -89,11 +96,13 @@ async def compare_configs(
 async def ask(serve: ServeSection, request: Mapping[str, Any], *, timeout_s: float = _TIMEOUT_S) -> Any:
     """Return the answer of vllm_child.py, run by the interpreter that serves. Raises SilentChildError, MachineError."""
     python = await asyncio.to_thread(interpreter, serve.command)
+    unknown = SilentChildError(
+        f"serve.command is neither `vllm` nor `python -m vllm…`: {' '.join(serve.command)}", asked=False
+    )
     if python is None:
-        command = " ".join(serve.command)
-        raise SilentChildError(f"serve.command is neither `vllm` nor `python -m vllm…`: {command}", asked=False)
+        raise unknown
     child = await asyncio.create_subprocess_exec(
-        python,
+        python.program,
         str(_CHILD),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -101,7 +110,8 @@ async def ask(serve: ServeSection, request: Mapping[str, Any], *, timeout_s: flo
         env=clean_env(os.environ) | serve.env | {"VLLM_LOGGING_LEVEL": "ERROR"},
     )
     try:
-        out, err = await asyncio.wait_for(child.communicate(json.dumps(request).encode()), timeout_s)
+        asked = json.dumps({**request, "if_there": not python.serves})
+        out, err = await asyncio.wait_for(child.communicate(asked.encode()), timeout_s)
     except TimeoutError:
         raise SilentChildError(f"vLLM's parser did not answer within {timeout_s:.0f} s", asked=False) from None
     finally:
@@ -109,23 +119,27 @@ async def ask(serve: ServeSection, request: Mapping[str, Any], *, timeout_s: flo
             child.kill()
         await child.wait()
     try:
-        return json.loads(out)
+        answer = json.loads(out)
     except json.JSONDecodeError:  # it died before it could say anything
         said = err.decode(errors="replace")[-_MAX_ERROR:].strip()
-        raise SilentChildError(said or "vLLM could not be imported", asked=True) from None
+        raise SilentChildError(said or "vLLM could not be imported", asked=python.serves) from None
+    if answer is None and not python.serves:
+        raise unknown
+    return answer
 
 
-def interpreter(command: tuple[str, ...]) -> str | None:
+def interpreter(command: tuple[str, ...]) -> Interpreter | None:
     """Return the Python that a command runs vLLM with, or None when it starts something else."""
     program = resolve_program(command[0])
     if re.fullmatch(r"python[\d.]*", Path(program).name):
         runs_vllm = any(word == "vllm" or word.startswith("vllm.") for word in command[1:])
-        return program if runs_vllm else None
+        return Interpreter(program, serves=True) if runs_vllm else None
     with open(program, "rb") as file:  # noqa: PTH123
         head = file.read(1000).decode(errors="replace")
     # The two ways in which pip writes a script's first lines, the second for long paths, and that of distributions.
     match = re.match(r"#!(/\S*python[\d.]*)|#!/bin/sh\n'''exec' \"?(/[^\"\n]*?python[\d.]*)\"? ", head)
-    if match:
-        return match[1] or match[2]
     by_name = re.match(r"#!/usr/bin/env (python[\d.]*)", head)
-    return shutil.which(by_name[1]) if by_name else None
+    python = (match[1] or match[2]) if match else by_name and shutil.which(by_name[1])
+    # Any other script may start vLLM in a container, or elsewhere on this machine.
+    serves = re.search(r"^(?:from|import) vllm\b", head, re.MULTILINE) is not None
+    return Interpreter(python, serves) if python else None

@@ -2,14 +2,17 @@
 
 In: one JSON document on stdin. Out: one on stdout.
 
-{"ask": "identity"}  ->  {"python": …, "folder": …, "version": …, "files": …}, without an import of vLLM; null where
-    there is none.
-{"ask": "flags"}  ->  {"vllm_version": …, "flags": [{"names": […], "kind": …, "type": …, "choices": …, "default": …}]}
+{"ask": "identity"}  ->  {"python": …, "folder": …, "version": …, "files": …, "plugins": …, "chosen": …}, without an
+    import of vLLM; null where there is none.
+{"ask": "flags"}  ->  {"vllm_version": …, "flags": [{"names": […], "kind": …, "type": …, "choices": …, "default": …,
+    "or_none": …}]}
 {"ask": "configs", "configs": {name: path of a config file}, "base": name, "compared": [name]}
     ->  {"vllm_version": …, "platform": …, "shown": [flag],
          "configs": {name: {"parsed": {…}, "resolved": {…}, "moe": …, "changes": {…}, "error": …}}}
     changes: of the compared ones, what of the engine's configuration is otherwise than the base's. shown: the flags
     that the engine's configuration shows at all.
+
+With "if_there": true the answer is null where there is no vLLM, to any question.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +61,47 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # vLLM's log goes to stdout
     request: dict[str, Any] = json.load(sys.stdin)
-    answer = {"identity": _identity, "flags": _flags, "configs": _configs}[request["ask"]](request)
+    answer = None
+    if not request.get("if_there") or _folder() is not None:
+        answer = {"identity": _identity, "flags": _flags, "configs": _configs}[request["ask"]](request)
     json.dump(answer, answers)
     answers.close()
     os._exit(0)  # threads that torch has started may hold up an ordinary exit
 
 
-def _identity(_request: dict[str, Any]) -> dict[str, Any] | None:
+def _folder() -> Path | None:
     spec = importlib.util.find_spec("vllm")
     folders = list(spec.submodule_search_locations or ()) if spec else []
-    if not folders:
+    return Path(folders[0]) if folders else None
+
+
+def _identity(_request: dict[str, Any]) -> dict[str, Any] | None:
+    folder = _folder()
+    if folder is None:
         return None
-    folder = Path(folders[0])
     files = sorted(path for pattern in _SOURCES for path in folder.glob(pattern))
     states = [[str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()
-    return {"python": sys.version, "folder": str(folder), "version": _written_version(folder), "files": digest}
+    return {
+        "python": sys.version,
+        "folder": str(folder),
+        "version": _written_version(folder),
+        "files": digest,
+        "plugins": _plugins(),
+        "chosen": os.environ.get("VLLM_PLUGINS"),
+    }
+
+
+def _plugins() -> list[list[str]]:
+    """Return what other packages add to vLLM, which may be flags: group, name, what is loaded, version."""
+    found = []
+    for package in metadata.distributions():
+        try:
+            added = [entry for entry in package.entry_points if entry.group.startswith("vllm.")]
+            found += [[entry.group, entry.name, entry.value, package.version] for entry in added]
+        except Exception:  # noqa: BLE001, S112  (an installation that is broken adds nothing)
+            continue
+    return sorted(found)
 
 
 def _written_version(folder: Path) -> str | None:
@@ -110,6 +139,7 @@ def _described(action: Any) -> dict[str, Any]:
         "kind": kind,
         "type": _type_word(action.type),
         "choices": choices or None,
+        "or_none": getattr(action.type, "__name__", "") == "_optional_type",
         "default": None if action.default is None else str(_plain(action.default))[:_MAX_TEXT],
     }
 

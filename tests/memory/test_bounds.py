@@ -56,6 +56,8 @@ def outcome(
     return Outcome(trial, "search", told, measured, "2026-01-01T00:00:00+00:00")
 
 
+# A launch of a small batch that ran: what another one kept from the cache is then not one launch's word alone.
+SMALL = outcome(90, flags(max_num_batched_tokens=512), requested=71.28, total=TOTAL, available=61.28)
 REFUSED = outcome(
     4,
     flags(gpu_memory_utilization=0.95),
@@ -151,7 +153,7 @@ def test_launches_of_a_real_cpu_backend() -> None:
 
 def test_a_cache_that_could_not_be_is_not_tried_with_a_smaller_share() -> None:
     failed = outcome(2, flags(gpu_memory_utilization=0.5), "oom_kv_cache_none", total=TOTAL, available=-1.4)
-    bounds = Bounds([failed], {})  # 39.6 + 1.4 = 41 GiB go elsewhere
+    bounds = Bounds([failed, SMALL], {})  # 39.6 + 1.4 = 41 GiB go elsewhere
     reason = str(bounds.excluded(flags(gpu_memory_utilization=0.51), None))
     assert reason is not None
     assert reason.startswith(
@@ -170,14 +172,14 @@ def test_a_cache_that_could_not_be_is_not_tried_with_a_smaller_share() -> None:
 
 
 def test_without_a_figure_the_share_itself_is_the_least() -> None:
-    bounds = Bounds([outcome(2, flags(gpu_memory_utilization=0.5), "oom_kv_cache_none", total=TOTAL)], {})
+    bounds = Bounds([outcome(2, flags(gpu_memory_utilization=0.5), "oom_kv_cache_none", total=TOTAL), SMALL], {})
     assert bounds.excluded(flags(gpu_memory_utilization=0.49), None) is not None
     assert bounds.excluded(flags(gpu_memory_utilization=0.52), None) is None
 
 
 def test_a_launch_that_ran_tells_how_small_a_share_may_be() -> None:
     ran = outcome(0, flags(), requested=71.28, total=TOTAL, available=40.0)
-    bounds = Bounds([ran], {}, card=card("llama-3.1-8b"))
+    bounds = Bounds([ran, SMALL], {}, card=card("llama-3.1-8b"))
     assert bounds.excluded(flags(gpu_memory_utilization=0.39), None) is not None  # 30.9 of 31.3
     reason = str(bounds.excluded(flags(gpu_memory_utilization=0.402), None))  # 0.56 are left, a request needs 1 GiB
     assert reason is not None
@@ -187,7 +189,7 @@ def test_a_launch_that_ran_tells_how_small_a_share_may_be() -> None:
 
 def test_what_is_left_is_said_with_a_margin() -> None:
     ran = outcome(0, flags(), requested=71.28, total=TOTAL, available=31.28)  # 40 GiB go elsewhere, give or take 0.2
-    bounds = Bounds([ran], {})
+    bounds = Bounds([ran, SMALL], {})
     assert bounds.excluded(flags(gpu_memory_utilization=39.9 / TOTAL), SEEN) is None
     assert bounds.excluded(flags(gpu_memory_utilization=39.7 / TOTAL), SEEN) is not None
 
@@ -195,7 +197,7 @@ def test_what_is_left_is_said_with_a_margin() -> None:
 def test_the_log_of_a_launch_that_ran_tells_what_a_request_needs() -> None:
     ran = outcome(0, flags(), requested=71.28, total=TOTAL, available=31.28)
     server = replace(ran.measured.server, max_model_len=8192, max_concurrency=15.64)  # 2 GiB a request
-    bounds = Bounds([replace(ran, measured=replace(ran.measured, server=server))], {})
+    bounds = Bounds([replace(ran, measured=replace(ran.measured, server=server)), SMALL], {})
     reason = str(bounds.excluded(flags(gpu_memory_utilization=41.5 / TOTAL), SEEN))
     assert reason is not None
     assert reason.endswith("one request of 8192 tokens needs 2.0 by trial 0")
@@ -222,7 +224,7 @@ def test_a_request_needs_what_the_message_says() -> None:
     assert failed.measured.failure is not None
     assert failed.measured.failure.bounds is not None
     failed.measured.failure.bounds.update(max_model_len_tokens=8192, fitting_model_len_tokens=4915)
-    bounds = Bounds([failed], {})  # 38.1 GiB go elsewhere
+    bounds = Bounds([failed, SMALL], {})  # 38.1 GiB go elsewhere
     reason = str(bounds.excluded(flags(gpu_memory_utilization=0.505), None))
     assert reason is not None
     assert reason.endswith("needs 2.5 by trial 3")
@@ -241,16 +243,17 @@ def test_a_request_needs_what_the_message_says() -> None:
 
 @pytest.mark.parametrize("kind", ["oom_weights", "oom_activation_profile"])
 def test_what_comes_before_the_cache_fails_with_any_share(kind: FailureKind) -> None:
-    bounds = Bounds([outcome(1, flags(), kind)], {})
+    bounds = Bounds([outcome(1, flags(), kind), outcome(3, flags(gpu_memory_utilization=0.8), kind)], {})
     for share in (0.5, 0.9, 0.95):
         assert bounds.excluded(flags(gpu_memory_utilization=share), SEEN) is not None
         assert bounds.excluded(flags(gpu_memory_utilization=share, max_num_batched_tokens=16384), SEEN) is not None
     smaller = bounds.excluded(flags(max_num_batched_tokens=4096), SEEN)
     assert (smaller is None) == (kind == "oom_activation_profile")
     assert bounds.excluded(flags(quantization="fp8"), SEEN) is None
-    # Failed beside somebody else's work, which is gone now.
+    # Failed beside somebody else's work, which is gone now, by our look or by the server's.
     crowded = outcome(1, flags(), kind, memory=replace(SEEN, free_bytes=40 * GIB))
     assert Bounds([crowded], {}).excluded(flags(), SEEN) is None
+    assert Bounds([outcome(1, flags(), kind, free=40.0, total=TOTAL)], {}).excluded(flags(), SEEN) is None
     ran = outcome(2, flags(max_num_seqs=512))
     assert Bounds([outcome(1, flags(), kind), ran], {}).excluded(flags(), SEEN) is None
 
@@ -269,15 +272,15 @@ def test_what_comes_after_the_cache_fails_with_no_smaller_share(kind: FailureKin
 
 
 def test_values_of_absent_flags_are_the_defaults() -> None:
-    failed = outcome(0, {}, "oom_activation_profile")
+    failed = [outcome(trial, {}, "oom_activation_profile") for trial in (0, 1)]
     defaults = {**BASE, "max-num-seqs": 1024}
-    bounds = Bounds([failed], {}, defaults)
+    bounds = Bounds(failed, {}, defaults)
     assert bounds.excluded({"max-num-seqs": 2048}, SEEN) is not None
     assert bounds.excluded({"max-num-seqs": 512}, SEEN) is None
     assert bounds.excluded({"dtype": "bfloat16"}, SEEN) is not None
     # Beside this flag defaults are others.
     assert bounds.excluded({"performance-mode": "throughput"}, SEEN) is None
-    assert Bounds([failed], {}).excluded({"max-num-seqs": 2048}, SEEN) is None  # what it was is not known
+    assert Bounds(failed, {}).excluded({"max-num-seqs": 2048}, SEEN) is None  # what it was is not known
 
 
 def test_other_failures_and_trials_that_never_started_teach_nothing() -> None:

@@ -141,7 +141,12 @@ def test_gpus():
 
 def test_no_gpu():
     one(programs.check_gpus(Gpus(), serving(**CPU)), "ok", "the CPU build is used")
-    one(programs.check_gpus(Gpus(), serving(program=None)), "warning", "the CPU build is used")
+    for unknown in (serving(program=None, asked=False), serving(asked=False), serving()):
+        check = one(programs.check_gpus(Gpus(), unknown), "warning", "not known", "nvidia-smi")
+        assert "CPU build" not in check.seen
+    one(
+        programs.check_gpus(Gpus(), serving(vllm="0.32.0", torch="2.13.0")), "warning", "torch 2.13.0 is built for none"
+    )
     one(programs.check_gpus(Gpus(), serving(**CUDA)), "failure", "built for CUDA 13.0")
     one(programs.check_gpus(Gpus(), serving(vllm="0.32.0", torch="2.13.0", hip="7.0")), "warning", "ROCm")
     one(programs.check_gpus(Gpus(installed=8), serving(**CUDA)), "failure", "8 hidden by CUDA_VISIBLE_DEVICES")
@@ -179,7 +184,8 @@ def test_a_driver_that_is_too_old_is_told_the_version_to_install():
 
 def test_leftovers_as_they_are_told():
     one(programs.check_leftovers([]), "ok")
-    one(programs.check_leftovers([Leftover(5, "python", owned=True)]), "warning", "at work")
+    check = one(programs.check_leftovers([Leftover(5, "python", owned=True)]), "warning", "at work", "Wait for its end")
+    assert "GPU" not in check.remedy
     both = [Leftover(5, "python", owned=True), Leftover(6, "VLLM::EngineCor", owned=False)]
     check = one(programs.check_leftovers(both), "warning", "6 (VLLM::EngineCor)", "kill -9 6")
     assert "5" not in check.remedy
@@ -243,6 +249,13 @@ def test_results(tmp_path):
     file = tmp_path / "results"
     file.write_text("")
     one(host.check_results(facts.folder(file)), "failure")
+    link, loop, good = tmp_path / "link", tmp_path / "loop", tmp_path / "good"
+    link.symlink_to(tmp_path / "gone")
+    loop.symlink_to(loop)
+    good.symlink_to(tmp_path)
+    one(host.check_results(facts.folder(link)), "failure", "leads nowhere")
+    one(host.check_results(facts.folder(loop)), "failure", "leads nowhere")
+    one(host.check_results(facts.folder(good)), "ok")
 
 
 def test_shared_memory(tmp_path):
@@ -297,6 +310,10 @@ def test_cores(cores, status):
         ("elsewhere", {}, "warning", "by hand"),
         ("not cached", {"offline": True}, "failure", "HF_HUB_OFFLINE"),
         ("not cached", {"answer": "Name or service not known"}, "warning", "cannot be reached"),
+        ("not cached", {"answer": "Name or service not known", "endpoint": True}, "warning", "unset HF_ENDPOINT"),
+        ("not cached", {"answer": 404, "endpoint": True}, "failure", "or HF_ENDPOINT"),
+        ("not cached", {"answer": "x", "folder": True}, "warning", "into the folder that download-dir names"),
+        ("not cached", {"offline": True, "folder": True}, "failure", "or correct download-dir"),
         ("not cached", {"answer": 200}, "ok", "HF_TOKEN is not set"),
         ("partly cached", {"answer": 307, "token": True}, "ok", "with the token that is set"),
         ("not cached", {"answer": 401}, "failure", "export HF_TOKEN"),
@@ -353,6 +370,32 @@ def test_the_cache_is_where_the_hub_puts_it():
     assert hub_cache({"HF_HOME": "/b"}) == Path("/b/hub")
     assert hub_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
     assert hub_cache({}) == Path.home() / ".cache" / "huggingface" / "hub"
+
+
+def test_a_home_that_there_is_not_is_no_error(tmp_path):
+    env = {"HF_HOME": "~no-such-user/x", "HF_HUB_OFFLINE": "1"}
+    assert hub_cache(env) == Path("~no-such-user/x/hub")
+    assert find_model("org/model", None, env, hub_cache(env)).place == "not cached"
+    code = (
+        "import pwd, sys\n"
+        "def nobody(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = nobody\n"
+        "from sweep.cli import main\n"
+        "sys.exit(main(['doctor']))\n"
+    )
+    homeless = {name: value for name, value in os.environ.items() if name not in {"HOME", "XDG_CACHE_HOME"}}
+    for more in (homeless, {**os.environ, "HF_HOME": "~no-such-user", "VLLM_CACHE_ROOT": "~no-such-user"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**more, "PYTHONPATH": str(ROOT)},
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode in {0, 4}, done.stderr) == (True, "")
+        assert " disk " in done.stdout
 
 
 @contextmanager
@@ -467,6 +510,42 @@ def test_an_interpreter_that_fails_says_why(tmp_path):
     assert not seen.asked
 
 
+def test_a_module_that_is_not_there_is_told(tmp_path):
+    (tmp_path / "vllm" / "entrypoints" / "openai").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py").write_text("")
+    (tmp_path / "vllm" / "entrypoints" / "cli").mkdir()
+    (tmp_path / "vllm" / "entrypoints" / "cli" / "__main__.py").write_text("")
+    env = {"PYTHONPATH": str(tmp_path)}
+    for module, there in (
+        ("vllm.entrypoints.openai.api_server", True),
+        ("vllm.entrypoints.cli", True),
+        ("vllm.entrypoints", False),
+        ("vllm.nope", False),
+        ("vllm", False),
+    ):
+        seen = facts.serving((sys.executable, "-m", module, "serve"), env, given=True)
+        assert seen.no_module == (None if there else module)
+        line = programs.check_command(seen)
+        if there:
+            one(line, "ok")
+        else:
+            one(line, "failure", f"no module {module}", "vllm.entrypoints.openai.api_server")
+
+
+def test_a_script_in_python_that_starts_something_else_is_not_known(tmp_path):
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    wrapper = f"#!{bare}/bin/python\nimport os\nos.execv('/usr/bin/docker', ['docker', 'run'])\n"
+    seen = facts.serving((program(tmp_path, wrapper),), {}, given=True)
+    assert (seen.asked, seen.problem) == (False, None)
+    one(programs.check_vllm(seen), "warning", "by hand")
+    own = f"#!{bare}/bin/python\nfrom vllm.entrypoints.cli.main import main\n"
+    seen = facts.serving((program(tmp_path, own),), {}, given=True)
+    assert (seen.asked, seen.vllm) == (True, None)
+    one(programs.check_vllm(seen), "failure", "not installed")
+
+
 def test_other_programs_are_not_asked(tmp_path):
     seen = facts.serving((program(tmp_path, "#!/bin/sh\nexit 1\n"), "serve"), {}, given=True)
     assert (seen.asked, seen.problem) == (False, None)
@@ -492,10 +571,17 @@ def test_a_question_that_hangs_or_fails_hides_no_other():
 def test_lines_are_aligned_and_nothing_fools_the_terminal():
     checks = [{"name": "gpu", "status": "failure", "seen": "a", "remedy": "b"}]
     checks += [{"name": "open files", "status": "ok", "seen": "c", "remedy": None}]
-    assert doctor_text({"ok": False, "checks": checks}).splitlines() == [
+    assert doctor_text({"ok": False, "checks": checks, "space": None}).splitlines() == [
         "failure  gpu         a",
         "                     -> b",
         "ok       open files  c",
+        "",
+        "1 failure, no warning.",
+    ]
+    checks = [{**checks[1], "status": "warning"}] * 2
+    assert doctor_text({"ok": True, "checks": checks, "space": "a\x1b[2J.yaml"}).splitlines()[-2:] == [
+        "No failure, 2 warnings.",
+        "The flags were not looked at: `check a.yaml` reads them.",
     ]
     assert failure("x", "y", "z")[0].remedy == "z"
 
@@ -548,3 +634,7 @@ def test_a_space_with_an_error_is_the_users(tmp_path):
     done = run_doctor(tmp_path, "space.yaml")
     assert (done.returncode, done.stdout) == (2, "")
     assert "serve.model" in done.stderr
+    done = run_doctor(tmp_path, "space.yaml", "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["exit_code"]) == (2, 2)
+    assert "serve.model" in document["error"]

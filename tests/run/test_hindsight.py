@@ -54,6 +54,15 @@ def test_what_once_was_given_as_much_memory_is_not_impossible(tmp_path: Path) ->
     assert reconsidered(Measured("infeasible", failure=WANTED), [], [outcome(refused)]).state == "failed"
 
 
+def test_a_fixed_share_that_was_once_given_does_not_stop_the_sweep() -> None:
+    ran = replace(complete(100.0), server=ServerFacts(requested_bytes=73 * GIB))
+    fixed = Measured("failed", failure=replace(WANTED, treatment="abort_sweep"))
+    assert reconsidered(fixed, [], []) is fixed
+    told = reconsidered(fixed, [], [outcome(ran)])
+    assert told.failure is not None
+    assert told.failure.treatment == "retry"
+
+
 def test_what_the_sweep_stops_for_and_what_ran_stay_as_they_are() -> None:
     for measured in (complete(1.0), Measured("failed", failure=Failure("hang_timeout", "abort_sweep", "", ""))):
         assert reconsidered(measured, [outcome(measured)], [outcome(measured)]) is measured

@@ -262,8 +262,48 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
     (
         "oom_runtime",
         "prune",
-        "HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate the necessary resources.",
+        (
+            "INFO:     Application startup complete.\n"
+            "HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate the necessary resources."
+        ),
     ),
+    # What runs the server says.
+    ("host_oom_killed", "prune", "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0."),
+    ("host_oom_killed", "prune", "srun: error: node-1: task 0: Out Of Memory"),
+    ("host_oom_killed", "prune", "The node was low on resource: memory. Container vllm was using 20Gi"),
+    ("host_oom_killed", "prune", "command terminated with exit code 137"),
+    ("other", "retry", "command terminated with exit code 143"),
+    ("other", "retry", "slurmstepd: error: *** JOB 5 ON node-1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***"),
+    ("other", "fail_trial", "[error]worker exited with exit code 136"),
+    ("other", "fail_trial", "double free or corruption (!prev)"),
+    (
+        "other",
+        "fail_trial",
+        "terminate called after throwing an instance of 'std::runtime_error'\n  what():  nobody knows",
+    ),
+    (
+        "oom_runtime",
+        "prune",
+        (
+            "INFO:     Application startup complete.\n"
+            "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: out of memory"
+        ),
+    ),
+    ("other", "fail_trial", "thread 'main' panicked at src/lib.rs:5:1:"),
+    ("other", "fail_trial", "ERROR 01-02 03:04:05 [executor.py:9] Worker proc 1 died, exit code: -15"),
+    ("other", "abort_sweep", "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown"),
+    ("other", "abort_sweep", "docker: Error response from daemon: Conflict. The container name is already in use."),
+    (
+        "port_in_use",
+        "retry",
+        "docker: Error response from daemon: Bind for 0.0.0.0:80 failed: port is already allocated",
+    ),
+    ("other", "abort_sweep", "OSError: [Errno 24] Too many open files"),
+    ("invalid_argument", "prune", "launch: error: argument --max-num-seqs: invalid int value: 'many'"),
+    ("invalid_argument", "prune", "vllm serve: error: With `vllm serve`, you should provide the model as an argument"),
+    ("version_mismatch", "abort_sweep", "exec /usr/bin/python3: exec format error"),
+    ("version_mismatch", "abort_sweep", "/usr/bin/python: No module named vllm.entrypoints"),
+    ("model_not_found", "abort_sweep", "ValueError: Repo id must be in the form 'namespace/repo_name': '/m'."),
     ("invalid_argument", "prune", "ValueError: max_num_active_seqs (64) must not exceed max_num_seqs (32)."),
     ("invalid_argument", "prune", "Value error, Cannot find the config file for awq"),
     ("invalid_argument", "prune", "RuntimeError: size_k must divisible by BLOCK_SIZE_K"),

@@ -355,6 +355,34 @@ def test_the_limit_of_a_container(tmp_path, files, expected):
     assert seen(tmp_path) == expected
 
 
+class OldNvml(Nvml):
+    """A library that is older than its bindings, and a GPU whose name is no text."""
+
+    def nvmlDeviceGetMemoryInfo(self, board, version=None):
+        raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
+
+    def nvmlDeviceGetName(self, board):
+        return b"\xff".decode()
+
+
+def test_an_old_library_tells_what_it_can():
+    nvml = OldNvml(Board(UUIDS[0], persistence=1))
+    (gpu,) = read_gpus({}, nvml).visible
+    assert (gpu.uuid, gpu.total_bytes, gpu.persistence) == (UUIDS[0], None, True)
+    assert device_memory({}, "cuda", nvml=nvml) is None
+    assert nvml.open == 0
+
+
+def test_a_uuid_that_is_no_text_is_a_problem_of_the_driver():
+    class Nvml2(Nvml):
+        def nvmlDeviceGetUUID(self, board):
+            return b"\xff".decode()
+
+    nvml = Nvml2(Board(UUIDS[0]))
+    assert "decode" in read_gpus({}, nvml).problem
+    assert device_memory({}, "cuda", nvml=nvml) is None
+
+
 def test_this_machine_has_memory():
     memory = node_memory(dict(os.environ))
     assert memory is not None

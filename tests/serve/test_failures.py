@@ -1,4 +1,6 @@
 import io
+import itertools
+import json
 import re
 import time
 import tracemalloc
@@ -198,6 +200,40 @@ def test_secrets_and_control_characters_do_not_reach_the_evidence():
     assert evidence.isprintable()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "OSError: for url: https://user:hunter2@huggingface.co/x",
+        "RuntimeError: clone https://hunter2@192.0.2.1/x failed",
+        "ProxyError: http://bob:hunter2@192.0.2.1:3128/",
+        "vllm: error: unrecognized arguments: --api_keyy=hunter2 --foo",
+        "vllm: error: unrecognized arguments: --api-key hunter2",
+        "vllm: error: argument --api-key: invalid value: 'hunter2'",
+        "RuntimeError: non-default args: {'api_key': ['hunter2', 'hunter2'], 'model': 'x'}",
+        "RuntimeError: HF_TOKEN=hunter2",
+        "RuntimeError: Authorization: Basic hunter2==",
+        "RuntimeError: {'Authorization': 'Bearer hunter2'}",
+        "OSError: https://192.0.2.1/x?X-Amz-Signature=hunter2&X-Amz-Credential=hunter2",
+        "OSError: https://192.0.2.1/x?sv=1&sig=hunter2",
+        "RuntimeError: password: hunter2",
+        "ValueError: wrapped hf_abcdhunter2abcd\nefghijklmnop",
+        "RuntimeError: ghp_hunter2hunter2hunter2",
+        "INFO 01-02 03:04:05 [logger.py:9] Received request chatcmpl-1: prompt: 'my name is hunter2'",
+    ],
+)
+def test_no_secret_reaches_the_evidence(line):
+    failure = classify(line, exit_code=None, phase=None)
+    assert failure.evidence
+    assert "hunter2" not in failure.evidence
+
+
+def test_names_that_look_like_secrets_stay_in_the_evidence():
+    line = "ValueError: max_num_batched_tokens=8, hf_overrides={}, tokenizer: x; https://192.0.2.1/x?b=1#c"
+    assert classify(line, exit_code=None, phase=None).evidence == line
+    line = "vllm: error: argument --api-key: expected at least one argument"
+    assert classify(line, exit_code=None, phase=None).evidence == line
+
+
 def test_every_rule_gives_advice_and_no_pattern_matches_nothing():
     for rule in RULES:
         assert advice(rule.kind, rule.advice, {})
@@ -302,6 +338,154 @@ def test_an_error_of_one_request_is_harmless_when_the_next_are_answered():
     assert classify(SERVING + error, exit_code=None, phase="load").kind == "other"
 
 
+BOOT = (
+    "INFO 01-02 03:04:05 [api_server.py:9] vLLM API server version 0.32.0\n"
+    "INFO 01-02 03:04:05 [core.py:9] Initializing a V1 LLM engine (v0.32.0) with config: model='/m'\n"
+    "INFO 01-02 03:04:05 [runner.py:9] Starting to load model /m...\n"
+)
+BUSY = "INFO 01-02 03:04:05 [loggers.py:9] Engine 000: Avg generation throughput: 90.5 tokens/s, Running: 5 reqs\n"
+IDLE = BUSY.replace("90.5", "0.0")
+TOO_SMALL = (
+    "ERROR 01-02 03:04:05 [core.py:9] ValueError: To serve at least one request with the models's max seq len, more\n"
+)
+CUDA_OOM = "ERROR 01-02 03:04:05 [core.py:9] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+NOISE = [
+    "RuntimeWarning: Failed to read commit hash:\nNo module named 'vllm._version'\n",
+    "ERROR 01-02 03:04:05 [config.py:9] Error retrieving safetensors: Repo id must be in the form 'name': '/m'.\n",
+    "A module that was compiled using NumPy 1.x cannot be run in\nNumPy 2.0.1 as it may crash.\n",
+    "dlerror: libnvinfer.so.7: cannot open shared object file: No such file or directory\n",
+    "ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c104\n",
+    "PermissionError: [Errno 13] Permission denied: '/.config/vllm/usage_stats.json'\n",
+    "OSError: [Errno 30] Read-only file system: '/root/.config/vllm'\n",
+    "pip._vendor.pkg_resources.VersionConflict: x\n",
+    "git: error: could not lock the file\n",
+    "slurmstepd: error: couldn't chdir to `/x': No such file or directory: going to /tmp instead\n",
+]
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_a_harmless_complaint_before_the_cause_does_not_decide(noise):
+    assert classify(noise + BOOT + TOO_SMALL, exit_code=1, phase="start").kind == "oom_kv_cache_too_small"
+    assert classify(noise + TOO_SMALL, exit_code=1, phase="start").kind == "oom_kv_cache_too_small"
+    killed = "ERROR 01-02 03:04:05 [core.py:9] Worker proc 0 died unexpectedly (exit code: -9)\n"
+    assert classify(noise + killed, exit_code=1, phase="start").kind == "host_oom_killed"
+    assert classify(noise + BOOT + SERVING, exit_code=None, phase=None).kind == "healthy"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        NOISE[4],
+        NOISE[3] + "RuntimeError: Failed to infer device type\n",
+        NOISE[4] + "  Value error, Model architectures ['X'] failed to be inspected. [type=value_error]\n",
+    ],
+)
+def test_a_complaint_that_the_server_ended_with_decides(log):
+    assert classify(log, exit_code=1, phase="start").kind == "version_mismatch"
+
+
+UNKNOWN_MODEL = (
+    "ERROR 01-02 03:04:05 [serving.py:9] Error with model error=ErrorInfo(message='The model `a` does not exist.')\n"
+)
+UNAUTHORIZED = 'INFO:     192.0.2.1:5 - "GET /v1/models HTTP/1.1" 401 Unauthorized\n'
+FORBIDDEN_IMAGE = "requests.exceptions.HTTPError: 403 Client Error: Forbidden for url: https://192.0.2.1/y.png\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (UNKNOWN_MODEL, "client_404_model_name"),
+        (UNAUTHORIZED, "client_401"),
+        (FORBIDDEN_IMAGE, "auth_gated_model"),
+        ("OSError: [Errno 28] No space left on device: '/tmp/log'\n", "other"),
+        ("ValueError: At most 0 image(s) may be provided in one prompt.\n", "other"),
+        ("requests.exceptions.ConnectionError: HTTPSConnectionPool(host='otel', port=4318): gone\n", "client_timeout"),
+    ],
+)
+def test_what_one_request_met_is_not_what_a_live_server_died_of(error, kind):
+    assert classify(SERVING + error + IDLE, exit_code=None, phase="load").kind == kind
+    assert classify(SERVING + error + BUSY, exit_code=None, phase="load").kind == "healthy"
+    assert classify(SERVING + error + SERVING.splitlines()[1], exit_code=None, phase="load").kind == "healthy"
+    assert classify(SERVING + error + CUDA_OOM, exit_code=1, phase="load").kind == "oom_runtime"
+
+
+def test_whoever_waits_for_a_rank_that_runs_out_of_memory_may_say_so_first():
+    waits = "[rank0]:[E102 03:04:05.1 ProcessGroupNCCL.cpp:9] Watchdog caught collective operation timeout: WorkNCCL\n"
+    assert classify(SERVING + waits, exit_code=1, phase="load").kind == "nccl_or_distributed"
+    assert classify(SERVING + waits + CUDA_OOM, exit_code=1, phase="load").kind == "oom_runtime"
+
+
+def test_a_kernel_that_torch_tried_out_in_vain_is_no_failure():
+    ignored = "ERROR 01-02 03:04:05 [select_algorithm.py:9] Ignoring this choice.\n"
+    assert classify(SERVING + CUDA_OOM + ignored, exit_code=None, phase=None).kind == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("log", "exit_code", "kind", "phase"),
+    [
+        (BOOT + SERVING + CUDA_OOM + BOOT + SERVING, None, "healthy", "load"),
+        (BOOT + SERVING + CUDA_OOM + BOOT, None, "oom_runtime", "load"),
+        (BOOT + SERVING + BOOT + CUDA_OOM, 1, "oom_weights", "start"),
+        (BOOT + SERVING + "INFO:     Shutting down\n" + BOOT + "KeyError: 'layers.0.foo'\n", None, "other", "start"),
+        (BOOT + SERVING + BOOT + SERVING + CUDA_OOM, 1, "oom_runtime", "load"),
+    ],
+)
+def test_of_several_servers_in_a_log_the_last_one_counts(log, exit_code, kind, phase):
+    failure = classify(log, exit_code=exit_code, phase=None)
+    assert (failure.kind, failure.phase) == (kind, phase)
+
+
+@pytest.mark.parametrize("size", [10, 9000, 300_000])
+@pytest.mark.parametrize("words", ["OOMKilled", "EngineDeadError", "ERROR 01-02 03:04:05 [a.py:1] CUDA out of memory"])
+@pytest.mark.parametrize(
+    "record",
+    [
+        "INFO 01-02 03:04:05 [logger.py:9] Received request cmpl-1: prompt: '{}', params: SamplingParams(n=1)\n",
+        "INFO 01-02 03:04:05 logger.py:9] Generated response cmpl-1 (streaming): output: '{}', finish_reason: stop\n",
+        '{{"message": "Received request cmpl-1: prompt: \'{}\', params"}}\n',
+    ],
+)
+def test_what_users_ask_is_not_judged(record, words, size):
+    log = SERVING + record.format("x " * size + words)
+    assert classify(log, exit_code=None, phase=None).kind == "healthy"
+    assert words not in classify(log, exit_code=None, phase=None).evidence
+
+
+def test_the_level_of_a_record_counts_to_its_end():
+    words = "x " * 4000 + "ERROR 01-02 03:04:05 [a.py:1] CUDA out of memory\n"
+    assert classify("WARNING 01-02 03:04:05 [a.py:9] " + words, exit_code=None, phase=None).kind == "healthy"
+    assert classify("ERROR 01-02 03:04:05 [a.py:9] " + words, exit_code=None, phase=None).kind.startswith("oom_")
+
+
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "/srv/vllm/worker.py", line 7, in determine_available_memory',
+    "    raise OutOfMemoryError",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"message": "EngineCore failed to start.", "exc_info": "\n".join(TRACEBACK)},
+        {"message": "EngineCore failed to start.", "exc_info": TRACEBACK, "levelname": "ERROR"},
+        {"message": "\n".join(["EngineCore failed to start.", *TRACEBACK]), "level": "info"},
+        {"message": "Traceback", "exc_text": "\n".join(TRACEBACK), "severity": "ERROR"},
+    ],
+)
+def test_a_traceback_in_json(record):
+    found = diagnose("first\n" + json.dumps(record) + "\nRuntimeError: Engine core initialization failed.\n")
+    assert (found.failure.kind, found.line) == ("oom_activation_profile", 2)
+    assert found.failure.evidence == TRACEBACK[-1]
+
+
+@pytest.mark.parametrize(("level", "kind"), [("WARNING", "healthy"), ("INFO", "healthy"), ("ERROR", "oom_runtime")])
+def test_the_level_in_json(level, kind):
+    record = {"levelname": level, "message": "CUDA out of memory while tuning, skipping"}
+    assert classify(SERVING + json.dumps(record), exit_code=None, phase=None).kind == kind
+
+
 def test_a_clean_stop_leaves_errors_that_mean_nothing():
     stop = "INFO:     Shutting down\nvllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
     assert classify(SERVING + stop, exit_code=0, phase="load").kind == "healthy"
@@ -325,6 +509,8 @@ COMPILING = "INFO 01-02 03:04:05 [backends.py:9] Dynamo bytecode transform time:
         (BLOCKED * 2, "load", "hang_timeout"),
         (SERVING + BLOCKED * 2, None, "hang_timeout"),
         (SERVING + BLOCKED * 2 + SERVING.splitlines()[1], None, "healthy"),
+        (SERVING + (BLOCKED + BUSY) * 2, None, "healthy"),
+        (SERVING + (BLOCKED + IDLE) * 2, None, "hang_timeout"),
         (COMPILING + BLOCKED * 5, "start", "healthy"),
         (COMPILING + BLOCKED * 10, "start", "hang_timeout"),
         (COMPILING + BLOCKED * 10 + SERVING, "start", "healthy"),
@@ -432,6 +618,32 @@ def test_a_log_that_powershell_has_redirected(tmp_path):
     assert diagnose(path).failure.kind == "port_in_use"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_a_log_in_another_encoding(encoding, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text("vllm: error: unrecognized arguments: --foo\n", encoding=encoding)
+    assert diagnose(path).failure.kind == "invalid_argument"
+
+
+def test_a_mark_of_utf_16_proves_nothing():
+    found = diagnose(io.BytesIO(b"\xff\xfevllm: error: unrecognized arguments: --foo\n"))
+    assert found.failure.kind == "invalid_argument"
+
+
+def test_a_record_in_the_same_line_as_a_progress_bar_hides_nothing():
+    log = BOOT + "Loading safetensors:   0% | 0/4\rINFO 01-02 03:04:05 [a.py:9] yes\r" + TRACEBACK[-1]
+    assert classify(log, exit_code=1, phase=None).kind == "oom_weights"
+    assert classify(log.replace("\n", "\r"), exit_code=1, phase=None).kind == "oom_weights"
+
+
+def test_an_error_after_a_long_time_and_the_answers_to_the_next_requests():
+    answer = SERVING.splitlines()[1] + "\n"
+    error = "ERROR 01-02 03:04:05 [serving.py:7] ValueError: something about one request\n"
+    assert classify(SERVING + answer * 9000 + error + answer, exit_code=None, phase="load").kind == "healthy"
+    log = SERVING + (answer * 9000) + error + answer + error.replace("one", "another")
+    assert classify(log, exit_code=None, phase="load").kind == "other"
+
+
 @pytest.mark.parametrize("before", [0, 1, 4096, (1 << 18) - 60, 1 << 18, 600_000])
 def test_where_a_message_stands_in_a_log_does_not_matter(before):
     log = (LOGS / "oom_kv_cache_wrapped.log").read_text()
@@ -449,7 +661,35 @@ HUGE = {
     "nothing": b"\0",
     "empty lines": b"\n",
     "progress bar": b"Loading safetensors checkpoint shards:  75% Completed | 3/4\r",
+    "bad requests": (
+        b'INFO:     192.0.2.1:5 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+        b"ERROR 01-02 03:04:05 [serving.py:7] ValueError: something about one request\n"
+    ),
+    "modules": b"a." * 400 + b"Error: ValueError\n",
 }
+
+
+def distinct(form):
+    """Return ten megabytes of lines that differ in more than their digits."""
+    names = (f"{i:x}".translate(str.maketrans("0123456789", "ghijklmnop")) for i in itertools.count(1 << 40))
+    size = len(form) + 20
+    return "".join(form.format(next(names)) for _ in range(10_000_000 // size)).encode()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        '{{"message": "Error: {0} Exception: {0}", "id": "{0}"}}\n',
+        '{{"id": "{0}", "status": "{0}", "x": "a message that is longer than the others"}}\n',
+        'Traceback (most recent call last):\n  File "/x/{0}.py", line 5, in {0}\nValueError: {0} is bad\n',
+        "{0}: Input should be {0}\n",
+    ],
+)
+def test_floods_of_lines_that_are_all_different_take_seconds_at_most(form):
+    log = distinct(form)
+    begun = time.process_time()
+    diagnose(io.BytesIO(log))
+    assert time.process_time() - begun < 12
 
 
 @pytest.mark.parametrize("name", HUGE)
@@ -480,3 +720,12 @@ def test_a_log_is_read_in_constant_memory():
 
 def test_a_missing_log_is_an_empty_one(tmp_path):
     assert classify(tmp_path / "none.log", exit_code=1, phase="start").kind == "other"
+
+
+def test_a_fixed_share_that_is_too_large_stops_the_sweep():
+    log = LOGS / "oom_free_memory_cuda.log"
+    fixed = ("gpu-memory-utilization",)
+    assert classify(log, exit_code=1, phase="start", fixed=fixed).treatment == "abort_sweep"
+    assert classify(log, exit_code=1, phase="start", swept=fixed, fixed=("dtype",)).treatment == "prune"
+    neighbour = LOGS / "oom_free_memory_neighbour.log"
+    assert classify(neighbour, exit_code=1, phase="start", fixed=fixed).treatment == "retry"

@@ -1,6 +1,9 @@
 import asyncio
 import importlib.util
+import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from sweep.search.rules import Rule
 from sweep.serve.command_line import parse_command_line
-from sweep.serve.flag_catalogue import Catalogue, FlagSpec, kept_catalogue, read_catalogue
+from sweep.serve.flag_catalogue import Catalogue, FlagSpec, cache_folder, kept_catalogue, read_catalogue
 from sweep.serve.flag_history import REMOVED
 from sweep.serve.kind import ServeSection
 from sweep.serve.vllm_flags import (
@@ -24,6 +27,9 @@ from sweep.serve.vllm_flags import (
 
 FAKE = Path(__file__).parents[1] / "fakes" / "installed"
 COMMAND = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+
+# The names of a flag are a list.
+SEED = {"names": "seed", "kind": "value", "type": "int", "choices": None, "default": None, "or_none": False}
 
 
 def serve(package: Path = FAKE, **env: str) -> ServeSection:
@@ -42,7 +48,7 @@ def catalogue(tmp_path_factory):
 def test_flags_are_as_the_parser_has_them(catalogue):
     assert catalogue.version == "0.99.0"
     assert catalogue.find("tp").names == ("tensor-parallel-size", "tp")
-    assert catalogue.find("max-num-seqs") == FlagSpec(("max-num-seqs",), "value", "int")
+    assert catalogue.find("max-num-seqs") == FlagSpec(("max-num-seqs",), "value", "int", or_none=True)
     assert catalogue.find("max-num-batched-tokens").type == "size"
     assert catalogue.find("enable-prefix-caching").kind == "toggle"
     assert catalogue.find("disable-log-stats").kind == "switch"
@@ -83,10 +89,13 @@ def test_vllm_is_imported_once_and_again_after_an_edit(tmp_path):
         b"",
         b"[]",
         b"\xff\xfe",
+        b"[" * 100_000,
         b'{"format": 0}',
-        b'{"format": 1, "vllm_version": "1", "flags": 3}',
-        b'{"format": 1, "vllm_version": "1", "flags": [3]}',
-        b'{"format": 1, "vllm_version": "1", "flags": [{}]}',
+        b'{"format": 2, "vllm_version": "1", "flags": 3}',
+        b'{"format": 2, "vllm_version": "1", "flags": []}',
+        b'{"format": 2, "vllm_version": "1", "flags": [3]}',
+        b'{"format": 2, "vllm_version": "1", "flags": [{}]}',
+        json.dumps({"format": 2, "vllm_version": "1", "flags": [SEED]}).encode(),
     ],
 )
 def test_a_broken_file_is_read_anew(tmp_path, content):
@@ -96,6 +105,59 @@ def test_a_broken_file_is_read_anew(tmp_path, content):
     assert asyncio.run(kept_catalogue(serve(), tmp_path)) is None
     assert asyncio.run(read_catalogue(serve(), tmp_path)).kept is False
     assert asyncio.run(kept_catalogue(serve(), tmp_path)).kept is True
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    asyncio.run(read_catalogue(serve(), tmp_path))
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    os.mkfifo(file)
+    assert asyncio.run(kept_catalogue(serve(), tmp_path)) is None
+    assert asyncio.run(read_catalogue(serve(), tmp_path)).kept is False
+    assert asyncio.run(kept_catalogue(serve(), tmp_path)).kept is True
+
+
+def test_what_plugins_may_add_is_part_of_what_is_kept(tmp_path):
+    package, kept = tmp_path / "site", tmp_path / "kept"
+    shutil.copytree(FAKE, package)
+    asyncio.run(read_catalogue(serve(package), kept))
+    assert asyncio.run(kept_catalogue(serve(package, VLLM_PLUGINS="mine"), kept)) is None
+    plugin = package / "plugin-1.0.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (plugin / "entry_points.txt").write_text("[console_scripts]\nmine = mine:main\n")
+    assert asyncio.run(kept_catalogue(serve(package), kept)) is not None
+    (plugin / "entry_points.txt").write_text("[vllm.general_plugins]\nmine = mine:register\n")
+    assert asyncio.run(kept_catalogue(serve(package), kept)) is None
+    asyncio.run(read_catalogue(serve(package), kept))
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.1\n")
+    assert asyncio.run(kept_catalogue(serve(package), kept)) is None
+
+
+def test_flags_are_kept_below_an_absolute_folder(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert cache_folder() == Path("/cache/vllm-sweep/flags")
+    monkeypatch.setenv("HOME", "/home/me")
+    for nowhere in ("cache", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", nowhere)
+        assert cache_folder() == Path("/home/me/.cache/vllm-sweep/flags")
+
+
+def test_without_a_home_nothing_is_kept():
+    """A user without a name has no home when HOME is not set."""
+    code = (
+        "import pwd, asyncio\n"
+        "def nobody(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = nobody\n"
+        "from sweep.serve.flag_catalogue import cache_folder, kept_catalogue, read_catalogue\n"
+        "from sweep.serve.kind import ServeSection\n"
+        f"serve = ServeSection(model='m', command={COMMAND!r}, env={{'PYTHONPATH': {str(FAKE)!r}}})\n"
+        "assert cache_folder() is None\n"
+        "assert asyncio.run(read_catalogue(serve)).kept is False\n"
+        "assert asyncio.run(kept_catalogue(serve)) is None\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name not in {"HOME", "XDG_CACHE_HOME"}}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=60, cwd=Path(__file__).parents[2])
 
 
 def test_a_folder_that_cannot_be_written_is_done_without(tmp_path):
@@ -143,6 +205,8 @@ def test_only_exact_names_pass(name):
     [
         ("max-num-seqs", 8.5, "takes a whole number, not 8.5"),
         ("max-num-seqs", "many", "takes a whole number"),
+        ("max-num-seqs", "none", "takes a whole number"),
+        ("block-size", "None", "takes a whole number"),
         ("max-num-seqs", True, "takes a whole number, not true"),
         ("max-num-seqs", [1, 2], "takes one value, not a list"),
         ("max-num-seqs", {"a": 1}, "not a mapping"),
@@ -166,6 +230,7 @@ def test_wrong_values(catalogue, name, value, words):
     [
         ("max-num-seqs", 8),
         ("max-num-seqs", "8"),
+        ("max-num-seqs", "None"),
         ("max-num-batched-tokens", "4k"),
         ("max-num-batched-tokens", "4K"),
         ("gpu-memory-utilization", 1),

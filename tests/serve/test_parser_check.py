@@ -1,6 +1,7 @@
 import asyncio
 import importlib.util
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,16 +31,35 @@ def test_a_program_that_is_not_vllm_is_left_alone(tmp_path):
     assert all(result.error is None for result in checked.values())
 
 
+def script(folder, text):
+    path = folder / "start"
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_script_in_python_is_asked_only_if_vllm_is_there(tmp_path):
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    python = f"{bare}/bin/python"
+    wrapper = script(tmp_path, f"#!{python}\nimport os\nos.execv('/usr/bin/docker', ['docker', 'run'])\n")
+    result = check(tmp_path, [wrapper], one={}).compared["one"]
+    assert result.error is None
+    assert "neither `vllm` nor" in result.unchecked
+    installed = script(tmp_path, f"#!{python}\nfrom vllm.entrypoints.cli.main import main\nmain()\n")
+    assert "No module named 'vllm'" in check(tmp_path, [installed], one={}).compared["one"].error
+    module = check(tmp_path, [python, "-m", "vllm.entrypoints.openai.api_server"], one={}).compared["one"]
+    assert "No module named 'vllm'" in module.error
+
+
 def test_an_environment_without_vllm_says_so(tmp_path):
     bare = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
-    script = tmp_path / "vllm"
-    script.write_text(f"#!{bare}\n")
-    script.chmod(0o755)
+    program = script(tmp_path, f"#!{bare}\nfrom vllm.entrypoints.cli.main import main\n")
     package = tmp_path / "empty" / "vllm"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'vllm'\")\n")
     serve = ServeSection.model_validate(
-        {"model": "org/model", "command": [str(script), "serve"], "env": {"PYTHONPATH": str(package.parent)}}
+        {"model": "org/model", "command": [program, "serve"], "env": {"PYTHONPATH": str(package.parent)}}
     )
     checked = asyncio.run(check_configs(serve, {"one": tmp_path / "one.yaml"}))
     assert classify(checked["one"].error, exit_code=1, phase="start").kind == "version_mismatch"

@@ -3,6 +3,7 @@
 It writes a line into the file that FAKE_VLLM_IMPORTS names whenever it is imported.
 """
 
+import json
 import os
 import random
 from dataclasses import dataclass, field, fields
@@ -35,6 +36,9 @@ class CacheConfig:
 @dataclass
 class ModelConfig:
     model: str
+    dtype: str = "bfloat16"
+    quantization: str | None = None
+    enforce_eager: bool = False
     is_moe: bool = False
 
 
@@ -65,12 +69,19 @@ class AsyncEngineArgs:
     tensor_parallel_size: int = 1
     compilation_config: dict = field(default_factory=dict)
     disable_log_stats: bool = False
+    dtype: str = "bfloat16"
+    quantization: str | None = None
+    enforce_eager: bool | None = None
 
     @classmethod
     def from_cli_args(cls, args):
         return cls(**{each.name: getattr(args, each.name) for each in fields(cls)})
 
     def create_engine_config(self, usage_context):
+        if message := os.environ.get("FAKE_VLLM_NO_MODEL"):
+            raise OSError(message)
+        if (config := Path(self.model, "config.json")).is_file():
+            json.loads(config.read_bytes())
         seqs = 32 if self.max_num_seqs is None else self.max_num_seqs
         tokens = 256 if self.max_num_batched_tokens is None else self.max_num_batched_tokens
         block = 32 if self.block_size is None else self.block_size
@@ -83,13 +94,17 @@ class AsyncEngineArgs:
                 f"Total number of attention heads ({HEADS}) must be divisible by tensor parallel size"
                 f" ({self.tensor_parallel_size})."
             )
+        if self.quantization == "gptq":
+            raise ValueError("Unknown quantization method: gptq. Must be one of ['awq', 'fp8'].")
+        if self.quantization == "fp8" and self.dtype == "float32":
+            raise ValueError("torch.float32 is not supported for quantization method fp8.")
         if os.environ.get("FAKE_VLLM_DRIFTS"):  # what one build leaves behind, the next one sees
             os.environ["FAKE_VLLM_DRIFTS"] += "x"
             tokens += len(os.environ["FAKE_VLLM_DRIFTS"])
         return VllmConfig(
-            ModelConfig(self.model),
+            ModelConfig(self.model, self.dtype, self.quantization, bool(self.enforce_eager)),
             CacheConfig(block, self.enable_prefix_caching is not False, self.gpu_memory_utilization),
             SchedulerConfig(min(seqs, MOST_SEQS), tokens, self.scheduling_policy),
             ParallelConfig(self.tensor_parallel_size),
-            self.compilation_config,
+            {} if self.enforce_eager else self.compilation_config,
         )

@@ -22,6 +22,9 @@ class Serve:
         add("--compilation-config", "-cc", type=json.loads, default={})
         add("--cudagraph-capture-sizes", type=int, nargs="+")
         add("--disable-log-stats", action="store_true")
+        add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+        add("--quantization", type=optional_type(str))
+        add("--enforce-eager", action=argparse.BooleanOptionalAction)
         add("--headless", action="store_true")
 
 

@@ -1,0 +1,1 @@
+"""What commands name; no test of a parser starts it."""
