@@ -57,7 +57,7 @@ _LARGEST_BLOCK = 256
 
 
 class Bounds:
-    """What outcomes teach. To be built anew when there are more; that takes milliseconds."""
+    """What outcomes teach. To be built anew when there are more; for 40 that takes milliseconds."""
 
     def __init__(
         self, outcomes: Sequence[Outcome], fixed: Flags, defaults: Flags | None = None, card: ModelCard | None = None

@@ -168,13 +168,16 @@ def launch_of(outcome: Outcome, fixed: Flags, defaults: Flags, total: float | No
     if requested is None and total is not None and point.utilization is not None:
         requested = point.utilization * total
     available = _first(facts.available_kv_bytes, bounds.get("available_bytes"))
+    started = failure is None or failure.phase == "load"
+    if started and available is not None and available <= 0:
+        available = None  # a server that is up has a cache
     lasting = failure is None or failure.treatment != "retry"
     outside, exact = _outside(point, failure, requested, available) if lasting else (None, False)
     return Launch(
         trial=outcome.trial,
         point=point,
         kind=failure.kind if failure else None,
-        started=failure is None or failure.phase == "load",
+        started=started,
         lasting=lasting,
         total=total,
         free=_positive(facts.free_bytes, _free(failure)),

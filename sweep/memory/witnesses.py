@@ -20,13 +20,15 @@ def kept(launches: Sequence[Launch], rounding: float) -> dict[Launch, float]:
     A launch whose batches and sequences are at most r times another's keeps at most its weights and r times what that
     one kept beside them. What is missing at the next look was another's, if anybody's.
     """
-    measured = [launch for launch in launches if launch.exact and launch.outside_least is not None]
+    least: dict[tuple[object, ...], Launch] = {}  # of launches with the same sizes one is enough
+    for launch in sorted((x for x in launches if x.exact), key=lambda x: x.outside_least or 0.0):
+        least.setdefault((launch.point.others, launch.point.tokens, launch.point.seqs), launch)
     gone = taken_by_others(launches, rounding)
     found = {}
     for launch in launches:
         if launch.outside_least is None:
             continue
-        limits = [_limit(launch.point, other) for other in measured if other.point.others == launch.point.others]
+        limits = [_limit(launch.point, other) for other in least.values() if other.point.others == launch.point.others]
         own = launch.outside_least - gone.get(launch, 0.0)
         found[launch] = min([own, *(limit for limit in limits if limit is not None)])
     return found

@@ -132,7 +132,7 @@ def _check_variable(name: Any, value: Any) -> str:
 def resolve_program(name: str) -> str:
     """Return the path of a program: beside this Python first, so that a virtual environment needs no activation."""
     if os.sep in name:
-        path = Path(name).expanduser().absolute()
+        path = Path(os.path.expanduser(name)).absolute()  # noqa: PTH111 - another user's home may not exist
         found = str(path) if os.access(path, os.X_OK) and path.is_file() else None
     else:
         beside = str(Path(sys.executable).parent)

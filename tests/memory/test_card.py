@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from pathlib import Path
@@ -13,8 +14,10 @@ from hypothesis import given, strategies as st
 
 from sweep.memory.architecture import read_architecture
 from sweep.memory.card import ModelCard, card_of, read_card
+from sweep.memory.estimate import estimate
 from sweep.memory.pool import pool_of
 from sweep.memory.weights import read_weights
+from sweep.model import DeviceMemory
 
 CONFIGS = Path(__file__).parent / "configs"
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
@@ -184,7 +187,12 @@ def test_any_bytes_make_no_card_and_no_error(tmp_path_factory: pytest.TempPathFa
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 10**6) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10**6)
+    | st.sampled_from([10**30, -(10**400), 10**400])
+    | st.floats()
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
@@ -200,3 +208,74 @@ def test_no_value_in_a_config_is_an_error(tmp_path_factory: pytest.TempPathFacto
     found = read_card(str(folder))
     if found is not None:
         pool_of(found, {"tensor-parallel-size": 2})
+        for memory in (None, DeviceMemory(24 * 2**30, 23 * 2**30, "nvml")):
+            estimate(found, {"max-num-seqs": 64}, memory)
+
+
+ENTRY: dict[str, Any] = {"dtype": "BF16", "shape": [10, 10], "data_offsets": [0, 200]}
+
+
+@pytest.mark.parametrize("kind", ["C64", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "F2_OF_TOMORROW"])
+def test_types_of_tensors_are_known_or_said_not_to_be(tmp_path: Path, kind: str) -> None:
+    write_model(tmp_path, {"a": (kind, [10, 10], 200)})
+    (tmp_path / "config.json").write_text(json.dumps(config("tiny-qwen2")))
+    known = read_card(str(tmp_path))
+    assert known is not None
+    assert (known.elements is None) == (kind == "F2_OF_TOMORROW")
+    assert known.loaded_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"a": {"dtype": "BF16", "shape": [1e999], "data_offsets": [0, 2]}}',
+        b'{"a": {"dtype": "BF16", "shape": [NaN], "data_offsets": [0, 2]}}',
+        b'{"a": {"dtype": "BF16", "shape": [-4], "data_offsets": [0, 2]}}',
+        b'{"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 1e999]}}',
+        b'{"a": {"dtype": "BF16", "shape": [1], "data_offsets": [5, 0]}}',
+        b'{"a": null}',
+        b"[1, 2]",
+        b'{"a":' * 100_000,
+        b"\0" * 33_000_000,
+    ],
+    ids=lambda header: repr(header[:60]),
+)
+def test_damaged_headers_are_no_weights(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert read_weights(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", [b"[" * 200_000, b'{"a":' * 100_000, b'{"hidden_size": 1e999}', b"\xff", b"5", b""])
+def test_damaged_configs_make_no_card(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(text)
+    assert read_card(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model.safetensors"])
+def test_pipes_and_loops_are_not_waited_for(tmp_path: Path, name: str) -> None:
+    for kind in ("pipe", "loop"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        if name != "config.json":
+            (folder / "config.json").write_text(json.dumps(config("tiny-qwen2")))
+        if kind == "pipe":
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).symlink_to(folder / name)
+        known = read_card(str(folder))
+        assert (known is None) == (name == "config.json")
+        assert known is None or known.weights_from == "architecture"
+
+
+def test_names_that_cannot_be_names_make_no_card(tmp_path: Path) -> None:
+    refs = tmp_path / "models--a--b" / "refs"
+    refs.mkdir(parents=True)
+    env = {"HF_HUB_CACHE": str(tmp_path)}
+    for name in ("a" * 300, "a/" + "b" * 300, "a\0b", "~nobody-here/x"):
+        assert read_card(name, None, env) is None
+    for cache in ({"HF_HOME": "~nobody-here/x", "HF_HUB_CACHE": ""}, {"HF_HUB_CACHE": "a\0b"}):
+        assert read_card("a/b", None, cache) is None
+    for text in (b"\xff\xfe", b"x" * 300):
+        (refs / "main").write_bytes(text)
+        assert read_card("a/b", None, env) is None
+    assert read_card("a/b", "x" * 300, env) is None

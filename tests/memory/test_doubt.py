@@ -40,9 +40,7 @@ def test_one_failed_launch_does_not_exclude_other_sizes_or_shares(kind: FailureK
 
 
 def test_a_launch_whose_profile_held_anothers_memory_is_not_believed_alone() -> None:
-    failed = outcome(
-        1, flags(), "oom_kv_cache_none", requested=71.28, available=-0.5, weights=15.0, total=TOTAL
-    )
+    failed = outcome(1, flags(), "oom_kv_cache_none", requested=71.28, available=-0.5, weights=15.0, total=TOTAL)
     small = flags(gpu_memory_utilization=0.85)
     assert Bounds([failed], {}).excluded(small, SEEN) is None
     assert Bounds([failed, SMALL], {}).excluded(small, SEEN) is not None
@@ -67,14 +65,16 @@ def test_what_is_missing_at_the_next_look_was_anothers() -> None:
 
 
 def test_running_short_with_more_beside_the_share_than_others_needed_is_not_believed() -> None:
-    fits = outcome(1, flags(), requested=71.28, total=TOTAL, free=78.2, available=40.0)  # 6.9 GiB beside it
+    half = flags(max_num_seqs=128)
+    fits = outcome(1, half, requested=71.28, total=TOTAL, free=78.2, available=40.0)  # 6.9 GiB beside it
     short = outcome(2, flags(gpu_memory_utilization=0.6), "oom_cudagraph_capture", total=TOTAL, free=78.2)
     again = flags(gpu_memory_utilization=0.65)
     odd = Bounds([fits, short], {})
     assert odd.excluded(again, SEEN) is None
     assert Likelihood(odd).excluded(again, SEEN) is None
+    # Twice is not by accident.
     twice = outcome(3, flags(gpu_memory_utilization=0.55), "oom_cudagraph_capture", total=TOTAL, free=78.2)
-    assert short in [launch_of(each) for each in ()] or Bounds([short, twice], {}).excluded(again, SEEN) is not None
+    assert Bounds([fits, short, twice], {}).excluded(again, SEEN) is not None
 
 
 def test_what_came_or_went_between_two_looks_is_not_what_a_server_takes() -> None:
@@ -159,16 +159,15 @@ def test_keeping_prefixes_may_change_what_a_request_needs_where_layers_have_a_st
     assert Bounds(seen, {}, card=card("llama-3.1-8b")).excluded(off, SEEN) is not None  # all of its layers keep tokens
 
 
+FIGURES = ["requested", "weights", "free", "total", "available_kv", "graphs"]
 ODD = st.sampled_from([0, -5, 1e30, math.inf, -math.inf, math.nan, 10**400])
 VALUE = ODD | st.sampled_from([True, "128", "16k", "auto", "x", [1], {"a": [1]}, None, 4096, 0.9])
 
 
 @given(
-    st.dictionaries(
-        st.sampled_from(["requested", "weights", "free", "total", "available_kv", "graphs"]), ODD, min_size=1
-    ),
-    st.dictionaries(st.sampled_from(sorted(BASE)), VALUE),
-    st.booleans(),
+    facts=st.dictionaries(st.sampled_from(FIGURES), ODD, min_size=1),
+    changes=st.dictionaries(st.sampled_from(sorted(BASE)), VALUE),
+    looked=st.booleans(),
 )
 def test_damaged_figures_and_flags_raise_nothing_and_exclude_nothing(
     facts: dict[str, Any], changes: dict[str, Any], *, looked: bool

@@ -70,6 +70,96 @@ def test_weights_that_may_be_less_are_not_certain(changes: Flags) -> None:
     assert estimate(loaded("llama-3.1-70b"), {**FLAGS, **changes}, H100).certain is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantization": "fp8"},
+        {"cpu-offload-gb": 6},
+        {"offload-group-size": 4, "offload-num-in-group": 2},
+        {"hf-overrides": {"num_hidden_layers": 4}},
+        {"load-format": "bitsandbytes"},
+        {"load-format": "dummy"},
+        {"language-model-only": True},
+        {"speculative-config": {"method": "ngram"}},
+        {"enable-lora": True},
+        {"data-parallel-size": 8, "enable-expert-parallel": True},
+        {"a-flag-of-tomorrow": 3},
+        {"tensor-parallel-size": "many"},
+        {"max-num-batched-tokens": "many"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_flags_that_may_change_what_a_model_takes_leave_no_verdict(changes: Flags) -> None:
+    """Neither before any launch, nor after one without them: such a flag is often the cure."""
+    small = DeviceMemory(12 * GIB, int(11.8 * GIB), "nvml")
+    facts = ServerFacts(requested_bytes=int(10.8 * GIB), available_kv_bytes=-5 * GIB, total_bytes=12 * GIB)
+    for seen in ([], [(FLAGS, facts)], [(FLAGS, facts)] * 3):
+        known = estimate(loaded("llama-3.1-8b"), {**FLAGS, **changes}, small, seen)
+        assert (known.certain, known.likely) == (None, None)
+        assert not known.corrected or "many" in changes.values()
+        assert estimate(loaded("llama-3.1-8b"), FLAGS, small, seen).certain is not None
+    # What does not rest on the model stays: the share against what is free.
+    assert estimate(loaded("llama-3.1-8b"), {**FLAGS, **changes, "gpu-memory-utilization": 0.999}, small).certain
+
+
+def test_flags_as_vllm_fills_them_in_change_nothing() -> None:
+    """Values that vLLM 0.32 resolves for a plain model."""
+    resolved: Flags = {
+        "load-format": "auto", "model-impl": "auto", "runner": "auto", "convert": "auto", "dtype": "bfloat16",
+        "language-model-only": False, "trust-remote-code": False, "kv-cache-dtype": "auto", "mamba-cache-mode": "none",
+        "data-parallel-size": 1, "data-parallel-size-local": 1, "decode-context-parallel-size": 1, "nnodes": 1,
+        "prefill-context-parallel-size": 1, "elastic-ep-max-dp-size": 1, "optimization-level": "O2",
+        "performance-mode": "balanced", "enable-chunked-prefill": True, "watermark": 0.0, "ubatch-size": 0,
+        "worker-cls": "vllm.v1.worker.gpu_worker.Worker", "worker-extension-cls": "", "model-weights": "",
+        "swa-bounded-replay": True, "scheduler-reserve-full-isl": True, "replayssm-buffer-len": 16,
+    }  # fmt: skip
+    low = {**FLAGS, "gpu-memory-utilization": 0.1}
+    assert estimate(loaded("llama-3.1-8b"), {**resolved, **low}, H100).certain is not None
+
+
+@pytest.mark.parametrize("length", [-1, "-1", "auto", "8k", "8K", "long"])
+def test_a_length_that_vllm_fits_itself_or_that_is_written_in_words(length: int | str) -> None:
+    card24 = DeviceMemory(int(23.6 * GIB), int(23.4 * GIB), "nvml")
+    known = estimate(loaded("llama-3.1-8b"), {**FLAGS, "max-model-len": length}, card24)
+    assert (known.certain, known.likely) == (None, None)
+    assert known.request_bytes == {"8k": 8000 * 131_072, "8K": 8192 * 131_072}.get(str(length))
+
+
+@pytest.mark.parametrize(("size", "value"), [("4G", 4 * GIB), ("4g", 4 * 10**9), ("much", None), (0, None)])
+def test_a_cache_in_words(size: int | str, value: int | None) -> None:
+    known = estimate(loaded("llama-3.1-8b"), {**FLAGS, "kv-cache-memory-bytes": size}, H100)
+    assert (known.certain, known.likely) == (None, None)
+    assert known.kv_bytes == value or size == 0
+
+
+def test_files_may_hold_more_than_is_loaded() -> None:
+    """An output embedding that is tied, stored all the same; layers for a second token; the part that sees."""
+    known = card("llama-3.1-8b")
+    twice = card_of("m", config("llama-3.1-8b"), Weights(4 * known.parameters, {"BF16": 2 * known.parameters}))
+    flags: Flags = {**FLAGS, "gpu-memory-utilization": 0.3}  # 23.8 GiB for 30, or for the 15 that are counted
+    found = estimate(twice, flags, H100)
+    assert (found.certain, found.likely) == (None, None)
+
+
+def test_one_launch_alone_does_not_condemn_and_another_devices_does_not_count() -> None:
+    """A process that grows while a launch profiles counts as the launch's own."""
+    model, low = loaded("llama-3.1-8b"), {**FLAGS, "gpu-memory-utilization": 0.4}
+    clean = estimate(model, low, H100)
+    assert clean.kv_bytes is not None
+    facts = ServerFacts(requested_bytes=int(71.28 * GIB), available_kv_bytes=20 * GIB, total_bytes=H100.total_bytes)
+    assert estimate(model, low, H100, [(FLAGS, facts)]).likely is None
+    assert estimate(model, low, H100, [(FLAGS, facts)] * 2).likely is not None
+    elsewhere = ServerFacts(requested_bytes=int(21.6 * GIB), available_kv_bytes=GIB, total_bytes=24 * GIB)
+    assert estimate(model, low, H100, [(FLAGS, elsewhere)] * 2) == clean
+
+
+def test_computed_weights_of_an_unknown_family_leave_no_verdict() -> None:
+    told = {**config("llama-3.1-70b"), "model_type": "another"}
+    assert estimate(card_of("m", told), FLAGS, H100).likely is None
+    quantized = {**config("llama-3.1-70b"), "quantization_config": {"quant_method": "bitsandbytes"}}
+    assert estimate(card_of("m", quantized), {**FLAGS, "gpu-memory-utilization": 0.6}, H100).likely is None
+
+
 def test_computed_weights_are_only_likely() -> None:
     known = estimate(card("llama-3.1-70b"), FLAGS, H100)
     assert not known.weights_exact
@@ -131,6 +221,20 @@ def test_without_memory_only_the_model_is_known() -> None:
     known = estimate(loaded("llama-3.1-8b"), FLAGS, None)
     assert (known.requested_bytes, known.kv_bytes, known.kv_tokens, known.certain) == (None, None, None, None)
     assert known.request_bytes == 8192 * 131_072
+
+
+VALUE = st.sampled_from([None, True, 0, -1, 4, 1e30, 10**400, float("inf"), float("nan"), "8k", "auto", "x", [1], {}])
+
+
+@given(
+    st.dictionaries(st.sampled_from([*FLAGS, "kv-cache-memory-bytes", "tensor-parallel-size", "block-size"]), VALUE),
+    st.sampled_from([DeviceMemory(0, 0, "nvml"), DeviceMemory(-1, -5, "numa"), H100, NODE, None]),
+)
+def test_no_value_of_a_flag_and_no_memory_is_an_error(flags: dict[str, Any], memory: DeviceMemory | None) -> None:
+    odd = ServerFacts(requested_bytes=10**400, available_kv_bytes=-1, total_bytes=0)
+    known = estimate(loaded("llama-3.1-8b"), flags, memory, [(flags, odd), (FLAGS, odd)])
+    if memory is None or memory.total_bytes <= 0:
+        assert (known.certain, known.likely) == (None, None)
 
 
 @given(
