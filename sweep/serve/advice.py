@@ -178,8 +178,8 @@ def _host(numbers: Numbers) -> tuple[str, list[str]]:
         seen = f"The host's memory ran out: {gib(wanted)} more were asked for."
     return seen, [
         (
-            "Lower what the server takes of it: cpu-offload-gb, kv-offloading-size, in old versions swap-space; on a CPU "
-            "gpu-memory-utilization."
+            "Lower what the server takes of it: cpu-offload-gb, kv-offloading-size, in old versions swap-space; on a "
+            "CPU gpu-memory-utilization."
         ),
         "Raise the container's memory limit, or add memory.",
     ]
