@@ -154,7 +154,7 @@ MESSAGES: tuple[tuple[FailureKind, Treatment, str], ...] = (
     ("other", "abort_sweep", "RuntimeError: Failed to infer device type, please set the environment variable"),
     ("other", "abort_sweep", "ImportError: Ray is not installed. Please install Ray to use multi-node serving."),
     ("other", "abort_sweep", "main.c:5:10: fatal error: Python.h: No such file or directory"),
-    ("other", "abort_sweep", "OSError: [Errno 28] No space left on device: '/root/.cache/vllm'"),
+    ("other", "abort_sweep", "OSError: [Errno 28] No space left on device: '/home/user/.cache/vllm'"),
     ("other", "abort_sweep", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
     ("other", "fail_trial", "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
     (

@@ -356,7 +356,7 @@ NOISE = [
     "dlerror: libnvinfer.so.7: cannot open shared object file: No such file or directory\n",
     "ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c104\n",
     "PermissionError: [Errno 13] Permission denied: '/.config/vllm/usage_stats.json'\n",
-    "OSError: [Errno 30] Read-only file system: '/root/.config/vllm'\n",
+    "OSError: [Errno 30] Read-only file system: '/home/user/.config/vllm'\n",
     "pip._vendor.pkg_resources.VersionConflict: x\n",
     "git: error: could not lock the file\n",
     "slurmstepd: error: couldn't chdir to `/x': No such file or directory: going to /tmp instead\n",
