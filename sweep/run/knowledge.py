@@ -40,6 +40,7 @@ class Knowledge:
     _now: dict[int, DeviceMemory | None] = field(default_factory=dict)  # by the number of devices
     _roomiest: dict[int, DeviceMemory] = field(default_factory=dict)
     _bounds: Bounds = field(default_factory=lambda: Bounds((), {}))
+    _likelihood: Likelihood = field(default_factory=lambda: Likelihood(Bounds((), {})))
     _seen: list[tuple[Flags, ServerFacts]] = field(default_factory=list)
     _said: set[str] = field(default_factory=set)
 
@@ -47,6 +48,7 @@ class Knowledge:
         """Take up all outcomes so far; return what is new and of interest to people."""
         defaults = self.checked.resolved
         self._bounds = Bounds(outcomes, self.config.serve.args, defaults, self.card)
+        self._likelihood = Likelihood(self._bounds)  # kept: its fits are made once for all questions
         for outcome in outcomes:
             self._note_room(self._devices(outcome.flags), outcome.measured.memory)
         ran = [outcome for outcome in outcomes if outcome.state == "complete"]
@@ -85,7 +87,7 @@ class Knowledge:
         if short is None and self.card is not None:
             expected = self._expected(self.card, flags, memory, self._seen)
             short = expected.certain or expected.likely
-        return short or Likelihood(self._bounds).excluded(flags, memory)
+        return short or self._likelihood.excluded(flags, memory)
 
     def _see(self, flags: Flags) -> DeviceMemory | None:
         devices = self._devices(flags)
